@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The elements of an accumulator that one thread or task owns, as the init nest enumerates them.
+
+The init nest touches each element exactly once. A copy of it with another body therefore does
+anything that is to be done to every element: write back, store to a slot, add from a slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from tvm_streamk.expressions import (
+    Buffer,
+    Expression,
+    Statement,
+    block_iterator,
+    collect,
+    constant,
+    dtype_of,
+    is_thread_loop,
+    rebuild_block,
+    rebuild_loop,
+    static_value,
+    substitute,
+)
+from tvm_streamk.nest import GPU, BlockPath
+
+
+@dataclass(frozen=True)
+class ElementAccess:
+    """What is done to one element, with the regions that it reads and writes."""
+
+    statement: Statement
+    reads: tuple[Any, ...]
+    writes: tuple[Any, ...]
+
+
+ElementBody = Callable[[Sequence[Expression], Sequence[Expression]], ElementAccess]
+"""From the element's indices in the accumulator and its position ``[slot, element, thread]`` in the
+workspace (empty where no slot was given)."""
+
+
+@dataclass(frozen=True)
+class AccumulatorElements:
+    """How to walk over the accumulator's elements.
+
+    Attributes
+    ----------
+    buffer
+        The accumulator.
+    indices
+        The indices that the init block stores to, over that block's iterators.
+    path
+        The init block with the loops between the segment's sequence and it.
+    thread_loops
+        The thread loops around the sequence.
+    grid
+        ``gpu`` or ``cpu``.
+    """
+
+    buffer: Buffer
+    indices: tuple[Expression, ...]
+    path: BlockPath
+    thread_loops: tuple[Any, ...]
+    grid: str
+
+    @property
+    def _element_loops(self) -> tuple[Any, ...]:
+        return tuple(step for step in self.path.loops if not is_thread_loop(step))
+
+    @property
+    def _all_thread_loops(self) -> tuple[Any, ...]:
+        inside = (step for step in self.path.loops if is_thread_loop(step))
+        return (*self.thread_loops, *inside)
+
+    @property
+    def per_thread(self) -> int:
+        """Elements that one thread (GPU) or task (CPU) owns."""
+        return _product(self._element_loops)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a worker, virtual threads included; 1 on a CPU."""
+        return _product(self._all_thread_loops)
+
+    @property
+    def slot_shape(self) -> tuple[int, int]:
+        """Shape of a slot: ``(element, thread)``, so that a GPU's threads touch neighbours."""
+        return self.per_thread, self.threads
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot, in the accumulator's own type."""
+        return self.per_thread * self.threads * tvm.DataType(str(self.buffer.dtype)).itemsize
+
+    def nest(
+        self,
+        name: str,
+        body: ElementBody,
+        slot: tuple[Expression, Expression] | None = None,
+    ) -> Statement:
+        """A copy of the init nest whose block is called ``name`` and does ``body``.
+
+        ``slot`` is the number of slots and the one to use. It becomes a block iterator, as do the
+        element's and the thread's number: a block must not use the loop variables around it.
+        """
+        fresh_loops = {step.loop_var: _renamed(step.loop_var) for step in self.path.loops}
+        iterators = [
+            tirx.IterVar(iterator.dom, _renamed(iterator.var), tirx.IterVar.DataPar)
+            for iterator in self.path.block.iter_vars
+        ]
+        pairs = zip(self.path.block.iter_vars, iterators, strict=True)
+        fresh_iterators = {old.var: new.var for old, new in pairs}
+        indices = [substitute(index, fresh_iterators) for index in self.indices]
+        values = [substitute(value, fresh_loops) for value in self.path.realize.iter_values]
+        position, numbers = self._position(slot, fresh_loops)
+        access = body(indices, [iterator.var for iterator in position])
+        iterators += position
+        values += numbers
+        block = s_tir.SBlock(iterators, access.reads, access.writes, name, access.statement)
+        predicate = substitute(self.path.realize.predicate, fresh_loops)
+        return self._around(s_tir.SBlockRealize(values, predicate, block), fresh_loops)
+
+    def _position(
+        self, slot: tuple[Expression, Expression] | None, fresh_loops: dict[Any, Any]
+    ) -> tuple[list[Any], list[Expression]]:
+        """Block iterators for a position in the workspace and what they are bound to."""
+        if slot is None:
+            return [], []
+        num_slots, slot_value = slot
+        dtype = dtype_of(slot_value)
+        iterators = [
+            block_iterator("v_slot", num_slots, tirx.IterVar.Opaque, dtype),
+            block_iterator("v_element", self.per_thread, tirx.IterVar.Opaque),
+            block_iterator("v_thread", self.threads, tirx.IterVar.Opaque),
+        ]
+        element = _flattened(self._element_loops, fresh_loops)
+        thread = _flattened(self._all_thread_loops, fresh_loops)
+        return iterators, [slot_value, element, thread]
+
+    def _around(self, statement: Statement, fresh_loops: dict[Any, Any]) -> Statement:
+        for step in reversed(self.path.loops):
+            changes: dict[str, Any] = {"loop_var": fresh_loops[step.loop_var], "annotations": {}}
+            # A slot is register-major: neighbours in a vector are far apart in it.
+            if self.grid == GPU and step.kind == tirx.ForKind.VECTORIZED:
+                changes["kind"] = tirx.ForKind.SERIAL
+            statement = rebuild_loop(step, statement, **changes)
+        return statement
+
+
+def _product(loops: Sequence[Any]) -> int:
+    result = 1
+    for step in loops:
+        result *= static_value(step.extent) or 0
+    return result
+
+
+def _flattened(loops: Sequence[Any], fresh_loops: dict[Any, Any]) -> Expression:
+    number: Expression = tirx.const(0, "int32")
+    for step in loops:
+        variable = fresh_loops.get(step.loop_var, step.loop_var)
+        number = number * constant(step.extent, "int32") + constant(variable, "int32")
+    return number
+
+
+def _renamed(variable: Any) -> Any:
+    return ir.Var(f"{variable.name}_e", dtype_of(variable))
+
+
+def clone_with_new_names(statement: Statement, suffix: str) -> Statement:
+    """The same statement with fresh loop variables and block iterators and renamed blocks.
+
+    A function must not define a variable twice, and a schedule finds blocks by name.
+    """
+    defined = [step.loop_var for step in collect(statement, tirx.For)]
+    for block in collect(statement, s_tir.SBlock):
+        defined.extend(iterator.var for iterator in block.iter_vars)
+    fresh = {variable: ir.Var(str(variable.name), dtype_of(variable)) for variable in defined}
+
+    def rename(block: Any) -> Any:
+        return rebuild_block(block, name_hint=f"{block.name_hint}{suffix}")
+
+    renamed = tvm_ffi.structural_map(statement, (s_tir.SBlock, rename), order="post")
+    # The mapping reaches definitions as well as uses, so that both change together.
+    return substitute(renamed, fresh)

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the partial sums of a cut tile become the tile: one small class per merge.
+
+A merge adds statements at the end of each segment, and whole nests before or after the main one. It
+sees the nest through :class:`MergeSite` and knows nothing about how the main nest is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from tvm_streamk.analysis import TileNest
+from tvm_streamk.annotation import ATOMIC, TWO_PHASE
+from tvm_streamk.elements import ElementAccess, clone_with_new_names
+from tvm_streamk.errors import (
+    AtomicNeedsPlainStore,
+    AtomicNeedsSum,
+    AtomicNotSupported,
+    MergeNotSupported,
+)
+from tvm_streamk.expressions import (
+    Buffer,
+    Expression,
+    Statement,
+    contains,
+    dtype_of,
+    loop,
+    once_if,
+    point_region,
+    rebuild_block,
+    rebuild_loop,
+    sequence,
+)
+from tvm_streamk.intrinsics import ATOMIC_DTYPES, atomic_add
+from tvm_streamk.nest import CPU, block_paths
+from tvm_streamk.partition import Partition
+from tvm_streamk.reducer import SUM
+
+
+@dataclass(frozen=True)
+class SegmentVariables:
+    """The variables of the block around one segment."""
+
+    worker: Expression
+    tile: Expression
+    k_begin: Expression
+    k_end: Expression
+
+
+@dataclass(frozen=True)
+class MergeSite:
+    """What a merge may use: the nest, who does what, and the buffers made for it."""
+
+    nest: TileNest
+    partition: Partition
+    workspace: Buffer
+
+    @property
+    def epilogue(self) -> list[Statement]:
+        """What followed the panel loop."""
+        return list(self.nest.parts.epilogue)
+
+    def is_full(self, segment: SegmentVariables) -> Expression:
+        """Whether the segment is all panels of its tile."""
+        return segment.k_end - segment.k_begin == self.nest.panels
+
+    def is_partial(self, segment: SegmentVariables) -> Expression:
+        """Whether the segment is not all panels of its tile."""
+        return segment.k_end - segment.k_begin < self.nest.panels
+
+    def initialise(self, name: str) -> Statement:
+        """Give every element of the accumulator the reduction's first value."""
+
+        def body(indices: Sequence[Expression], _position: Any) -> ElementAccess:
+            accumulator = self.nest.accumulator
+            statement = tirx.BufferStore(accumulator, self.nest.reducer.initial, list(indices))
+            return ElementAccess(statement, (), (point_region(accumulator, indices),))
+
+        return self.nest.elements.nest(name, body)
+
+    def store_partial_sum(self, slot: Expression, name: str) -> Statement:
+        """Store the accumulator in a slot of the workspace."""
+        workspace, accumulator = self.workspace, self.nest.accumulator
+
+        def body(indices: Sequence[Expression], position: Sequence[Expression]) -> ElementAccess:
+            statement = tirx.BufferStore(workspace, accumulator[tuple(indices)], list(position))
+            read, write = point_region(accumulator, indices), point_region(workspace, position)
+            return ElementAccess(statement, (read,), (write,))
+
+        return self.nest.elements.nest(name, body, (self.partition.num_slots, slot))
+
+    def add_peers(self, tile: Expression, name: str) -> Statement:
+        """Combine the slots of a tile's peers into the accumulator, in the order of the peers."""
+        workspace, accumulator = self.workspace, self.nest.accumulator
+        combine = self.nest.reducer.combine
+
+        def body(indices: Sequence[Expression], position: Sequence[Expression]) -> ElementAccess:
+            sum_so_far, partial_sum = accumulator[tuple(indices)], workspace[tuple(position)]
+            statement = tirx.BufferStore(
+                accumulator, combine(sum_so_far, partial_sum), list(indices)
+            )
+            own, other = point_region(accumulator, indices), point_region(workspace, position)
+            return ElementAccess(statement, (own, other), (own,))
+
+        def one_peer(peer: Any) -> Statement:
+            slot = self.partition.peer_slot(tile, peer)
+            return self.nest.elements.nest(name, body, (self.partition.num_slots, slot))
+
+        return loop("peer", self.partition.num_peers(tile), one_peer, dtype=dtype_of(tile))
+
+
+@dataclass(frozen=True)
+class CutTileNest:
+    """A nest over the cut tiles: one worker per boundary, statements from the tile's number."""
+
+    name: str
+    statements: Callable[[Expression], list[Statement]]
+
+
+class Merge(Protocol):
+    """What the rewrite asks of a merge."""
+
+    needs_workspace: bool
+
+    def check(self, nest: TileNest) -> None:
+        """Raise a named error where this merge cannot serve the nest."""
+
+    def finish_segment(self, site: MergeSite, segment: SegmentVariables) -> list[Statement]:
+        """What a segment does after its panels."""
+
+    def nests_before(self, site: MergeSite) -> list[CutTileNest]:
+        """Nests over the cut tiles that run before the main one."""
+
+    def nests_after(self, site: MergeSite) -> list[CutTileNest]:
+        """Nests over the cut tiles that run after the main one."""
+
+
+class TwoPhaseMerge:
+    """Partial sums go to the workspace; a second nest adds them in order and finishes the tile.
+
+    No atomics and no fences: works on every target, and gives the same bits on every run.
+    """
+
+    needs_workspace = True
+
+    def check(self, nest: TileNest) -> None:
+        """Every nest that fits can be merged in two phases."""
+
+    def finish_segment(self, site: MergeSite, segment: SegmentVariables) -> list[Statement]:
+        """Run the epilogue if the tile is complete, else store the partial sum."""
+        slot = site.partition.slot(segment.worker, segment.k_begin)
+        store = site.store_partial_sum(slot, f"{site.nest.block}_partial_sum")
+        return [
+            once_if(site.is_full(segment), sequence(site.epilogue)),
+            once_if(site.is_partial(segment), store),
+        ]
+
+    def nests_before(self, site: MergeSite) -> list[CutTileNest]:
+        """Nothing to prepare."""
+        return []
+
+    def nests_after(self, site: MergeSite) -> list[CutTileNest]:
+        """Add up the peers of each cut tile, then do what followed the panel loop."""
+
+        def statements(tile: Expression) -> list[Statement]:
+            return [
+                site.initialise(f"{site.nest.block}_merge_init"),
+                site.add_peers(tile, f"{site.nest.block}_merge"),
+                *(clone_with_new_names(part, "_merged") for part in site.epilogue),
+            ]
+
+        return [CutTileNest(f"{site.nest.block}_merge", statements)]
+
+
+class AtomicMerge:
+    """Peers add their partial sums to the zeroed output atomically; a full segment stores.
+
+    One pass less over global memory than a workspace, but with more than two peers the order of
+    the additions, and so the last bits, differ from run to run.
+    """
+
+    needs_workspace = False
+
+    def check(self, nest: TileNest) -> None:
+        """Only sums of a type with an atomic add, stored as they are."""
+        if nest.grid == CPU:
+            raise MergeNotSupported(
+                'merge="atomic" needs a GPU grid, and this nest is a CPU nest.',
+                block=nest.block,
+                hint='merge="two_phase".',
+            )
+        if nest.reducer.name != SUM:
+            raise AtomicNeedsSum(
+                f'merge="atomic" can add, but the reduction is a {nest.reducer.name}.',
+                block=nest.block,
+                hint='merge="two_phase" merges any associative and commutative reduction.',
+            )
+        store = _plain_store(nest)
+        dtype = str(store.buffer.dtype)
+        if dtype not in ATOMIC_DTYPES:
+            raise AtomicNotSupported(
+                f"the output `{store.buffer.name}` is {dtype}; atomic adds of that type do not "
+                "exist, or round once per peer.",
+                block=nest.block,
+                hint='merge="two_phase", whose partial sums keep the accumulator\'s type.',
+            )
+
+    def finish_segment(self, site: MergeSite, segment: SegmentVariables) -> list[Statement]:
+        """Store a full segment, add a partial one."""
+        adding = _with_store(site.epilogue, "_atomic", _atomic_add_of)
+        return [
+            once_if(site.is_full(segment), sequence(site.epilogue)),
+            once_if(site.is_partial(segment), sequence(adding)),
+        ]
+
+    def nests_before(self, site: MergeSite) -> list[CutTileNest]:
+        """Zero the tiles that are going to be added to."""
+
+        def statements(_tile: Expression) -> list[Statement]:
+            return _with_store(site.epilogue, "_zero", _zero_of)
+
+        return [CutTileNest(f"{site.nest.block}_zero", statements)]
+
+    def nests_after(self, site: MergeSite) -> list[CutTileNest]:
+        """Nothing is left to do."""
+        return []
+
+
+def merge_named(word: str) -> Merge:
+    """The merge that a word stands for."""
+    merges: dict[str, Merge] = {ATOMIC: AtomicMerge(), TWO_PHASE: TwoPhaseMerge()}
+    return merges[word]
+
+
+def _plain_store(nest: TileNest) -> Any:
+    """The one store of the epilogue, or a refusal that names what stands in the way."""
+    paths = [path for part in nest.parts.epilogue for path in block_paths(part)]
+    stores = [path.block.body for path in paths]
+    if len(stores) != 1 or not isinstance(stores[0], tirx.BufferStore):
+        names = ", ".join(repr(str(path.block.name_hint)) for path in paths)
+        raise _not_plain(nest, f"it has {len(stores)} blocks ({names})")
+    store = stores[0]
+    loads_sum = isinstance(store.value, ir.TensorLoad) and store.value.source.same_as(
+        nest.accumulator
+    )
+    if not loads_sum:
+        raise _not_plain(nest, f"block {paths[0].block.name_hint!r} stores `{store.value}`")
+    if not contains(nest.function.params, store.buffer):
+        raise _not_plain(nest, f"`{store.buffer.name}` is not an output of the function")
+    return store
+
+
+def _not_plain(nest: TileNest, found: str) -> AtomicNeedsPlainStore:
+    return AtomicNeedsPlainStore(
+        f'merge="atomic" needs an epilogue that only stores the sum, but {found}: it would be '
+        "applied to partial sums.",
+        block=nest.block,
+        hint='merge="two_phase", which runs the epilogue once on the final sum.',
+    )
+
+
+def _with_store(
+    epilogue: Sequence[Statement], suffix: str, change: Callable[[Any], Statement]
+) -> list[Statement]:
+    """Copies of the epilogue in which the store is something else; nothing is vectorized."""
+
+    def on_loop(step: Any) -> Any:
+        if step.kind == tirx.ForKind.VECTORIZED:
+            return rebuild_loop(step, step.body, kind=tirx.ForKind.SERIAL)
+        return step
+
+    def on_realize(block: Any) -> Any:
+        return rebuild_block(block, body=change(block.body))
+
+    copies = (clone_with_new_names(part, suffix) for part in epilogue)
+    return [
+        tvm_ffi.structural_map(part, [(tirx.For, on_loop), (s_tir.SBlock, on_realize)])
+        for part in copies
+    ]
+
+
+def _atomic_add_of(store: Any) -> Statement:
+    return tirx.Evaluate(atomic_add(store.buffer, list(store.indices), store.value))
+
+
+def _zero_of(store: Any) -> Statement:
+    dtype = str(store.buffer.dtype)
+    return tirx.BufferStore(store.buffer, tirx.const(0, dtype), list(store.indices))

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bring a nest into the one form that the rewrite knows.
+
+Two things may still be missing when the primitive is called: the init may be inside the reduction
+block, and the accumulator may be the output itself. The first is TVM's ``decompose_reduction`` at
+the panel loop. The second is not TVM's ``cache_write``, which refuses a nest whose init is already
+decomposed (as MetaSchedule's CPU sketches are): the init nest tells all elements that a tile owns,
+so a private buffer with a write-back in the shape of that nest does it for every producer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir import ScheduleError
+
+from tvm_streamk.elements import AccumulatorElements, ElementAccess
+from tvm_streamk.errors import NotATiledNest, PanelLoopNotSerial
+from tvm_streamk.expressions import (
+    Buffer,
+    Expression,
+    Statement,
+    contains,
+    point_region,
+    rebuild_block,
+    rebuild_loop,
+    sequence,
+    substitute,
+)
+from tvm_streamk.nest import CPU, NestParts, find_init, find_parts, root_block
+
+
+def with_decomposed_init(function: Any, name: str) -> Any:
+    """The function with the block's init in a nest of its own, just before the panel loop.
+
+    Parameters
+    ----------
+    function : PrimFunc
+        A scheduled function. It is not changed.
+    name : str
+        The reduction block.
+
+    Returns
+    -------
+    PrimFunc
+        The function itself where the init is already apart.
+    """
+    parts = find_parts(function, name)
+    if parts.path.block.init is None:
+        return function
+    require_serial_panels(parts)
+    depth = next(
+        index
+        for index, step in enumerate(parts.path.loops)
+        if step.loop_var.same_as(parts.panel_loop.loop_var)
+    )
+    # The name is kept until the schedule is gone: TVM may change a function in place when the
+    # schedule holds the only reference to it.
+    module = tvm.IRModule({"main": function})
+    schedule = s_tir.Schedule(module)
+    block = schedule.get_sblock(str(parts.path.block.name_hint))
+    try:
+        schedule.decompose_reduction(block, schedule.get_loops(block)[depth])
+    except ScheduleError as error:
+        cause = next(line for line in reversed(str(error).splitlines()) if line.strip())
+        raise NotATiledNest(
+            f"its init cannot be moved before the panel loop "
+            f"`{parts.panel_loop.loop_var.name}`: {cause.strip()}",
+            block=name,
+            hint="make the outermost reduction loop stand above the loops inside the tile.",
+        ) from error
+    return schedule.mod["main"]
+
+
+def require_serial_panels(parts: NestParts) -> None:
+    """Refuse a panel loop that is bound to a thread, parallel, vectorized or unrolled."""
+    loop = parts.panel_loop
+    if loop.kind == tirx.ForKind.SERIAL:
+        return
+    kinds = {
+        int(tirx.ForKind.PARALLEL): "parallel",
+        int(tirx.ForKind.VECTORIZED): "vectorized",
+        int(tirx.ForKind.UNROLLED): "unrolled",
+    }
+    thread = loop.thread_binding.thread_tag if loop.thread_binding is not None else None
+    found = f"bound to {thread}" if thread else kinds.get(int(loop.kind), "not serial")
+    raise PanelLoopNotSerial(
+        f"its outermost reduction loop `{loop.loop_var.name}` (extent {loop.extent}) is {found}.",
+        block=str(parts.path.block.name_hint),
+        hint="split the reduction and keep its outermost part as a serial loop over panels.",
+    )
+
+
+def with_private_accumulator(function: Any, name: str) -> Any:
+    """The function with its sums in a buffer of the tile where they went straight to an output.
+
+    Parameters
+    ----------
+    function : PrimFunc
+        A function whose init is decomposed. It is not changed.
+    name : str
+        The reduction block.
+
+    Returns
+    -------
+    PrimFunc
+        The function itself where the accumulator is already private.
+    """
+    parts = find_parts(function, name)
+    output = parts.path.block.writes[0].source
+    if not contains(function.params, output):
+        return function
+    accumulator = tirx.decl_buffer(
+        output.shape,
+        str(output.dtype),
+        name=f"{output.name}_accumulator",
+        scope="global" if parts.grid == CPU else "local",
+    )
+    elements = elements_of(parts, output)
+    if elements is None:
+        return function
+    write_back = _write_back(elements, accumulator, output)
+    private = [substitute(part, {output: accumulator}) for part in parts.segment_statements]
+    body = _with_sequence(parts, [*private, write_back, *parts.epilogue])
+    root = root_block(function)
+    new_root = rebuild_block(
+        root, body=body, alloc_buffers=[*root.alloc_buffers, accumulator]
+    )
+    return function.with_body(s_tir.SBlockRealize([], True, new_root))
+
+
+def elements_of(parts: NestParts, accumulator: Buffer) -> AccumulatorElements | None:
+    """The elements of the accumulator, or None where no plain init nest enumerates them."""
+    init = find_init(parts, accumulator)
+    if init is None or not isinstance(init.block.body, tirx.BufferStore):
+        return None
+    return AccumulatorElements(
+        accumulator, tuple(init.block.body.indices), init, parts.thread_loops, parts.grid
+    )
+
+
+def _write_back(elements: AccumulatorElements, accumulator: Buffer, output: Buffer) -> Statement:
+    def store(indices: Sequence[Expression], _position: Any) -> ElementAccess:
+        statement = tirx.BufferStore(output, accumulator[tuple(indices)], list(indices))
+        read, write = point_region(accumulator, indices), point_region(output, indices)
+        return ElementAccess(statement, (read,), (write,))
+
+    return elements.nest(f"{output.name}_write_back", store)
+
+
+def _with_sequence(parts: NestParts, statements: Sequence[Statement]) -> Statement:
+    chain = parts.path.steps[: len(parts.tile_loops) + len(parts.thread_loops)]
+    body = sequence(statements)
+    for step in reversed(chain):
+        body = rebuild_loop(step, body)
+    return body

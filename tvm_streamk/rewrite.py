@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a recognised nest and a decision to the persistent kernel.
+
+The main nest that comes out, on a GPU grid (on a CPU grid the workers are ``T.parallel``)::
+
+    for w in T.thread_binding(workers, "blockIdx.x"):
+        for thread and virtual thread loops, as they were:
+            for s in range(<segments of w>):
+                with T.sblock("C_stream_k"):
+                    v_worker, v_tile, v_k_begin, v_k_end = <closed forms of w and s>
+                    <prelude and init nest>
+                    for k in range(v_k_end - v_k_begin):
+                        <panel body, at panel v_k_begin + k>
+                    <merge; epilogue>
+
+The block is not decoration. Without it the binding of the reduction iterator depends on ``w`` and
+``s``, TVM then plans the accumulator's allocation above those loops, and registers silently become
+a global argument of the kernel.
+
+Nothing here can fail for a user's reasons: the analysis has judged the nest, the caller the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from tvm_streamk.analysis import TileNest
+from tvm_streamk.annotation import (
+    KERNEL_MARK,
+    STREAMED_SUFFIX,
+    RecordedDecision,
+)
+from tvm_streamk.expressions import (
+    Buffer,
+    Expression,
+    Statement,
+    TirIntegers,
+    block_iterator,
+    buffers_read,
+    buffers_stored,
+    collect,
+    constant,
+    contains,
+    dtype_of,
+    full_region,
+    loop,
+    once_if,
+    rebuild_block,
+    rebuild_loop,
+    sequence,
+    static_value,
+    substitute,
+)
+from tvm_streamk.merge import CutTileNest, Merge, MergeSite, SegmentVariables, merge_named
+from tvm_streamk.nest import CPU, GPU, root_block
+from tvm_streamk.partition import SPLIT_K, Partition
+
+INT32_LIMIT = 2**31
+
+
+def index_dtype(nest: TileNest) -> str:
+    """The type that holds every flattened panel number: int64 where int32 might not."""
+    if isinstance(nest.num_tiles, int):
+        return "int32" if nest.num_tiles * nest.panels < INT32_LIMIT else "int64"
+    return dtype_of(nest.num_tiles)
+
+
+def partition_of(nest: TileNest, decision: RecordedDecision) -> Partition:
+    """Who does what, over the nest's own (possibly symbolic) number of tiles."""
+    workers: int | Expression = decision.num_workers
+    if decision.decomposition == SPLIT_K:
+        workers = nest.num_tiles * decision.splits
+    return Partition(
+        nest.num_tiles,
+        nest.panels,
+        workers,
+        decision.decomposition,
+        TirIntegers(index_dtype(nest)),
+        decision.splits,
+    )
+
+
+def needs_merge(partition: Partition) -> bool:
+    """Whether a tile may be cut; with symbolic shapes it always may."""
+    return not isinstance(partition.num_tiles, int) or partition.cuts > 0
+
+
+def rewrite(nest: TileNest, decision: RecordedDecision) -> Any:
+    """The function with the nest as a Stream-K kernel.
+
+    Parameters
+    ----------
+    nest : TileNest
+        What the analysis found.
+    decision : RecordedDecision
+        Decomposition, merge and number of workers, already checked against the nest.
+
+    Returns
+    -------
+    PrimFunc
+        A function with the same parameters. The nest's function is not changed.
+    """
+    return _Builder.create(nest, decision).function()
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Builds the nests of one function; all state is in the fields."""
+
+    nest: TileNest
+    decision: RecordedDecision
+    partition: Partition
+    merge: Merge | None
+    site: MergeSite
+    dtype: str
+
+    @staticmethod
+    def create(nest: TileNest, decision: RecordedDecision) -> _Builder:
+        partition = partition_of(nest, decision)
+        merge = merge_named(decision.merge) if needs_merge(partition) else None
+        workspace = None
+        if merge is not None and merge.needs_workspace:
+            workspace = tirx.decl_buffer(
+                (partition.num_slots, *nest.elements.slot_shape),
+                str(nest.accumulator.dtype),
+                name="stream_k_workspace",
+            )
+        site = MergeSite(nest, partition, workspace)
+        return _Builder(nest, decision, partition, merge, site, index_dtype(nest))
+
+    def function(self) -> Any:
+        """The whole function: nests before, main nest, nests after."""
+        nests = [self._main_nest()]
+        if self.merge is not None:
+            before = [self._cut_tile_nest(spec) for spec in self.merge.nests_before(self.site)]
+            after = [self._cut_tile_nest(spec) for spec in self.merge.nests_after(self.site)]
+            nests = [*before, *nests, *after]
+        root = root_block(self.nest.function)
+        workspace = [] if self.site.workspace is None else [self.site.workspace]
+        new_root = rebuild_block(
+            root,
+            body=sequence(nests),
+            alloc_buffers=[*self._shared_by_tiles(), *workspace],
+        )
+        return self.nest.function.with_body(s_tir.SBlockRealize([], True, new_root))
+
+    # -- buffers -----------------------------------------------------------------------------------
+
+    def _is_private(self, buffer: Buffer) -> bool:
+        """Whether a root allocation belongs to one tile at a time."""
+        return self.nest.grid == CPU or buffer.scope() != "global"
+
+    def _shared_by_tiles(self) -> list[Buffer]:
+        allocated = root_block(self.nest.function).alloc_buffers
+        return [buffer for buffer in allocated if not self._is_private(buffer)]
+
+    def _private_in(self, body: Statement) -> list[Buffer]:
+        used = [*buffers_read(body), *buffers_stored(body), *_accessed_regions(body)]
+        allocated = root_block(self.nest.function).alloc_buffers
+        return [
+            buffer for buffer in allocated if self._is_private(buffer) and contains(used, buffer)
+        ]
+
+    # -- the main nest -----------------------------------------------------------------------------
+
+    def _main_nest(self) -> Statement:
+        def of_worker(worker: Any) -> Statement:
+            count = self._num_segments(worker)
+            if static_value(count) == 1:
+                return self._segment_block(worker, tirx.const(0, self.dtype))
+            return loop(
+                "segment",
+                count,
+                lambda index: self._segment_block(worker, index),
+                dtype=self.dtype,
+            )
+
+        return self._grid(self.partition.num_workers, "worker", of_worker)
+
+    def _num_segments(self, worker: Expression) -> Expression:
+        if self.decision.decomposition == SPLIT_K:
+            return 1
+        return self.partition.num_segments(worker)
+
+    def _segment_block(self, worker: Expression, index: Expression) -> Statement:
+        segment = self.partition.segment(worker, index)
+        bounds = {
+            "v_worker": (self.partition.num_workers, worker),
+            "v_tile": (self.nest.num_tiles, segment.tile),
+            "v_k_begin": (self.nest.panels, segment.k_begin),
+            "v_k_end": (self.nest.panels + 1, segment.k_end),
+        }
+        iterators = {
+            name: block_iterator(name, extent, tirx.IterVar.Opaque, self.dtype)
+            for name, (extent, _) in bounds.items()
+        }
+        values = [constant(value, self.dtype) for _, value in bounds.values()]
+        variables = SegmentVariables(*(iterator.var for iterator in iterators.values()))
+        statements = [self._panels(part, variables) for part in self.nest.parts.segment_statements]
+        if self.merge is None:
+            statements += self.site.epilogue
+        else:
+            statements += self.merge.finish_segment(self.site, variables)
+        body = self._at_tile(sequence(statements), variables.tile)
+        name = f"{self.nest.block}{STREAMED_SUFFIX}"
+        return self._block(name, list(iterators.values()), values, body)
+
+    def _panels(self, statement: Statement, segment: SegmentVariables) -> Statement:
+        """The statement with its panel loop running over the segment's panels only."""
+        panel_loop = self.nest.parts.panel_loop
+        count = self._static_panels_per_segment()
+        if count == self.nest.panels:
+            return statement
+
+        def shortened(step: Any) -> Any:
+            if not step.loop_var.same_as(panel_loop.loop_var):
+                return step
+            dtype = dtype_of(step.loop_var)
+            panel = ir.Var(str(step.loop_var.name), dtype)
+            first = constant(segment.k_begin, dtype) + step.min
+            extent = segment.k_end - segment.k_begin if count is None else count
+            return rebuild_loop(
+                step,
+                substitute(step.body, {step.loop_var: first + panel}),
+                loop_var=panel,
+                min=tirx.const(0, dtype),
+                extent=constant(extent, dtype),
+            )
+
+        return tvm_ffi.structural_map(statement, (tirx.For, shortened), order="post")
+
+    def _static_panels_per_segment(self) -> int | None:
+        """The trip count that all segments share, where they do: pipelines stay as they are."""
+        if self.merge is None:
+            return self.nest.panels
+        if self.decision.decomposition == SPLIT_K:
+            return self.nest.panels // self.decision.splits
+        return None
+
+    # -- nests over the cut tiles ------------------------------------------------------------------
+
+    def _cut_tile_nest(self, spec: CutTileNest) -> Statement:
+        """One worker per boundary between workers; it works if it is the first in its tile."""
+
+        def of_boundary(boundary: Any) -> Statement:
+            cut = self.partition.slice_begin(boundary + 1)
+            first_panel = cut - cut % self.nest.panels
+            is_first = self.partition.slice_begin(boundary) <= first_panel
+            inside = constant(0, self.dtype) < constant(cut % self.nest.panels, self.dtype)
+            tile = block_iterator("v_tile", self.nest.num_tiles, tirx.IterVar.Opaque, self.dtype)
+            once = block_iterator("v_is_cut", 2, tirx.IterVar.Opaque, self.dtype)
+            statements = sequence(spec.statements(tile.var))
+            body = once_if(once.var > 0, self._at_tile(statements, tile.var))
+            values = [
+                constant(cut // self.nest.panels, self.dtype),
+                _as_integer(tirx.all(is_first, inside), self.dtype),
+            ]
+            return self._block(f"{spec.name}{STREAMED_SUFFIX}", [tile, once], values, body)
+
+        nest = self._grid(self.partition.num_workers - 1, "boundary", of_boundary)
+        return self._with_fresh_definitions(nest)
+
+    def _with_fresh_definitions(self, nest: Statement) -> Statement:
+        """Loop variables of thread loops and buffers must not be defined by two nests."""
+        threads = {
+            step.loop_var: ir.Var(str(step.loop_var.name), dtype_of(step.loop_var))
+            for step in self.nest.parts.thread_loops
+        }
+        buffers = {
+            buffer: _renamed_buffer(buffer, "_merge")
+            for block in collect(nest, s_tir.SBlock)
+            for buffer in block.alloc_buffers
+        }
+        return substitute(nest, {**threads, **buffers})
+
+    # -- shared pieces -----------------------------------------------------------------------------
+
+    def _grid(self, extent: Expression, name: str, body: Callable[[Any], Statement]) -> Statement:
+        def inside(variable: Any) -> Statement:
+            statement = body(variable)
+            for step in reversed(self.nest.parts.thread_loops):
+                statement = rebuild_loop(step, statement)
+            return statement
+
+        if self.nest.grid == GPU:
+            return loop(name, extent, inside, thread="blockIdx.x", dtype=self.dtype)
+        return loop(
+            name,
+            extent,
+            inside,
+            kind=tirx.ForKind.PARALLEL,
+            annotations=self._parallel_annotations(),
+            dtype=self.dtype,
+        )
+
+    def _parallel_annotations(self) -> Mapping[str, Any]:
+        """Pragmas of the parallel tile loop (unrolling, say) go to the worker loop."""
+        return {
+            key: value
+            for step in self.nest.parts.tile_loops
+            for key, value in step.annotations.items()
+            if str(key).startswith("pragma_")
+        }
+
+    def _at_tile(self, body: Statement, tile: Expression) -> Statement:
+        """Replace the tile loops' variables by the coordinates of ``tile``, last loop fastest."""
+        coordinates: dict[Any, Expression] = {}
+        rest = tile
+        loops = self.nest.parts.tile_loops
+        for position, step in enumerate(reversed(loops)):
+            extent = constant(step.extent, self.dtype)
+            is_first_loop = position == len(loops) - 1
+            coordinate = rest if is_first_loop else rest % extent
+            dtype = dtype_of(step.loop_var)
+            coordinates[step.loop_var] = constant(coordinate, dtype) + step.min
+            rest = rest // extent
+        return substitute(body, coordinates)
+
+    def _block(
+        self, name: str, iterators: Sequence[Any], values: Sequence[Expression], body: Statement
+    ) -> Statement:
+        private = self._private_in(body)
+        if self.nest.grid == GPU:
+            body = tirx.AttrStmt(tirx.const(0, "int32"), KERNEL_MARK, tirx.const(1, "int32"), body)
+        return s_tir.SBlockRealize(
+            list(values),
+            True,
+            s_tir.SBlock(
+                list(iterators),
+                [full_region(buffer) for buffer in self._global_only(buffers_read(body), private)],
+                [full_region(buffer) for buffer in self._global_only(_written(body), private)],
+                name,
+                body,
+                None,
+                private,
+            ),
+        )
+
+    def _global_only(self, buffers: Iterable[Buffer], private: list[Buffer]) -> list[Buffer]:
+        kept: list[Buffer] = []
+        for buffer in buffers:
+            if not contains(private, buffer) and not contains(kept, buffer):
+                kept.append(buffer)
+        return [buffer for buffer in kept if self._is_visible(buffer)]
+
+    def _is_visible(self, buffer: Buffer) -> bool:
+        """Whether a buffer exists outside the block: matched buffers inside it do not."""
+        outside = [*self.nest.function.params, *self._shared_by_tiles()]
+        if self.site.workspace is not None:
+            outside.append(self.site.workspace)
+        return contains(outside, buffer)
+
+
+def _written(body: Statement) -> list[Buffer]:
+    """Buffers that a body writes: by stores, or as its blocks declare (calls, atomics)."""
+    declared = [
+        region.source for block in collect(body, s_tir.SBlock) for region in block.writes
+    ]
+    return [*buffers_stored(body), *declared]
+
+
+def _accessed_regions(body: Statement) -> list[Buffer]:
+    return [
+        region.source
+        for block in collect(body, s_tir.SBlock)
+        for region in (*block.reads, *block.writes)
+    ]
+
+
+def _renamed_buffer(buffer: Buffer, suffix: str) -> Buffer:
+    return tirx.decl_buffer(
+        buffer.shape, str(buffer.dtype), name=f"{buffer.name}{suffix}", scope=buffer.scope()
+    )
+
+
+def _as_integer(condition: Expression, dtype: str) -> Expression:
+    return tirx.Select(condition, tirx.const(1, dtype), tirx.const(0, dtype))

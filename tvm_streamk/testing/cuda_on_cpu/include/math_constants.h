@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stands in for CUDA's header of this name.
+#pragma once
+
+#include "cuda_on_cpu/math.h"
+
+#define CUDART_INF_F __builtin_inff()
+#define CUDART_NAN_F __builtin_nanf("")
+#define CUDART_INF __builtin_inf()
+#define CUDART_NAN __builtin_nan("")
