@@ -13,10 +13,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tvm_streamk.candidates import MIN_PANELS, Candidate, Problem, candidates
 from tvm_streamk.cost_model import predict, traffic_bytes
 from tvm_streamk.devices import DEFAULT_DEVICE, REFERENCE_ACCUMULATOR_BYTES, Device, lookup
 from tvm_streamk.partition import DATA_PARALLEL, PERSISTENT, SPLIT_K, STREAM_K, TWO_TILE, Partition
-from tvm_streamk.policy import MIN_PANELS, Candidate, Decision, Problem, candidates, decide, pose
+from tvm_streamk.policy import Decision, decide, pose
 
 HALF_BYTES = 2
 DEFAULT_TILE = (128, 128, 32)

@@ -46,6 +46,18 @@ int tvm_streamk_atomic_add_int32(volatile __global int* address, int value) {
   return atomic_add(address, value);
 }
 """
+_CUDA_FENCE = """\
+static __device__ __forceinline__ int tvm_streamk_device_fence_int32() {
+  __threadfence();
+  return 0;
+}
+"""
+_OPENCL_FENCE = """\
+int tvm_streamk_device_fence_int32(void) {
+  mem_fence(CLK_GLOBAL_MEM_FENCE);
+  return 0;
+}
+"""
 _METAL_ATOMIC = """\
 inline {c} tvm_streamk_atomic_add_{dtype}(device {c}* address, {c} value) {{
   return atomic_fetch_add_explicit((device atomic_{c}*)address, value, memory_order_relaxed);
@@ -57,6 +69,7 @@ _HELPERS: dict[str, dict[str, str]] = {
         "atomic_add_float32": _CUDA_ATOMIC.format(c="float", dtype="float32"),
         "atomic_add_float64": _CUDA_ATOMIC.format(c="double", dtype="float64"),
         "atomic_add_int32": _CUDA_ATOMIC.format(c="int", dtype="int32"),
+        "device_fence_int32": _CUDA_FENCE,
     },
     OPENCL: {
         "atomic_add_float32": _OPENCL_ATOMIC_FLOAT.format(
@@ -70,6 +83,7 @@ _HELPERS: dict[str, dict[str, str]] = {
             extension="#pragma OPENCL EXTENSION cl_khr_int64_base_atomics : enable\n",
         ),
         "atomic_add_int32": _OPENCL_ATOMIC_INT,
+        "device_fence_int32": _OPENCL_FENCE,
     },
     METAL: {
         "atomic_add_float32": _METAL_ATOMIC.format(c="float", dtype="float32"),
@@ -85,6 +99,18 @@ def atomic_add(buffer: Buffer, indices: list[Expression], value: Expression) -> 
     """Add ``value`` to an element in global memory atomically; gives the element's old value."""
     dtype = str(buffer.dtype)
     return tirx.call_extern(dtype, _ATOMIC_ADD + dtype, tirx.address_of(buffer[tuple(indices)]), value)
+
+
+def device_fence() -> Statement:
+    """Order this thread's accesses to global memory before and after, for the whole device."""
+    return tirx.Evaluate(tirx.call_extern("int32", _PREFIX + "device_fence_int32"))
+
+
+def block_barrier() -> Statement:
+    """Wait for all threads of the block; orders shared memory only."""
+    return tirx.Evaluate(
+        tirx.call_intrin("int32", "tirx.tvm_storage_sync", ir.StringImm("shared"))
+    )
 
 
 def supports(target_kind: str, operation: str) -> bool:

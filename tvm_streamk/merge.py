@@ -15,7 +15,6 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tvm_streamk.analysis import TileNest
-from tvm_streamk.annotation import ATOMIC, TWO_PHASE
 from tvm_streamk.elements import ElementAccess, clone_with_new_names
 from tvm_streamk.errors import (
     AtomicNeedsPlainStore,
@@ -54,11 +53,28 @@ class SegmentVariables:
 
 @dataclass(frozen=True)
 class MergeSite:
-    """What a merge may use: the nest, who does what, and the buffers made for it."""
+    """What a merge may use: the nest, who does what, and the buffers made for it.
+
+    Attributes
+    ----------
+    nest, partition
+        What is computed and who computes it.
+    workspace
+        ``(slot, element, thread)``, of the accumulator's type: the partial sums.
+    arrivals
+        One int32 per worker, 0 between launches: how many peers of the tile that this worker
+        starts have arrived.
+    seen_arrivals, finishes_tile
+        One int32 in shared memory and one per thread: the arrivals before this one, and whether
+        this block runs the epilogue.
+    """
 
     nest: TileNest
     partition: Partition
     workspace: Buffer
+    arrivals: Buffer
+    seen_arrivals: Buffer
+    finishes_tile: Buffer
 
     @property
     def epilogue(self) -> list[Statement]:
@@ -126,9 +142,13 @@ class Merge(Protocol):
     """What the rewrite asks of a merge."""
 
     needs_workspace: bool
+    needs_counters: bool
 
     def check(self, nest: TileNest) -> None:
         """Raise a named error where this merge cannot serve the nest."""
+
+    def kernels_before(self, site: MergeSite, counters: str) -> list[Statement]:
+        """Finished nests that run before everything else."""
 
     def finish_segment(self, site: MergeSite, segment: SegmentVariables) -> list[Statement]:
         """What a segment does after its panels."""
@@ -147,9 +167,14 @@ class TwoPhaseMerge:
     """
 
     needs_workspace = True
+    needs_counters = False
 
     def check(self, nest: TileNest) -> None:
         """Every nest that fits can be merged in two phases."""
+
+    def kernels_before(self, _site: MergeSite, _counters: str) -> list[Statement]:
+        """Nothing runs before."""
+        return []
 
     def finish_segment(self, site: MergeSite, segment: SegmentVariables) -> list[Statement]:
         """Run the epilogue if the tile is complete, else store the partial sum."""
@@ -185,6 +210,7 @@ class AtomicMerge:
     """
 
     needs_workspace = False
+    needs_counters = False
 
     def check(self, nest: TileNest) -> None:
         """Only sums of a type with an atomic add, stored as they are."""
@@ -210,6 +236,10 @@ class AtomicMerge:
                 hint='merge="two_phase", whose partial sums keep the accumulator\'s type.',
             )
 
+    def kernels_before(self, _site: MergeSite, _counters: str) -> list[Statement]:
+        """Nothing runs before."""
+        return []
+
     def finish_segment(self, site: MergeSite, segment: SegmentVariables) -> list[Statement]:
         """Store a full segment, add a partial one."""
         adding = _with_store(site.epilogue, "_atomic", _atomic_add_of)
@@ -229,12 +259,6 @@ class AtomicMerge:
     def nests_after(self, site: MergeSite) -> list[CutTileNest]:
         """Nothing is left to do."""
         return []
-
-
-def merge_named(word: str) -> Merge:
-    """The merge that a word stands for."""
-    merges: dict[str, Merge] = {ATOMIC: AtomicMerge(), TWO_PHASE: TwoPhaseMerge()}
-    return merges[word]
 
 
 def _plain_store(nest: TileNest) -> Any:

@@ -19,25 +19,31 @@ Hard rules, before any prediction:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from tvm_streamk import reasons
+from tvm_streamk.candidates import (
+    MIN_PANELS,
+    Candidate,
+    Problem,
+    candidates,
+    data_parallel_candidate,
+    divisors,
+    peer_cap,
+)
 from tvm_streamk.cost_model import (
     ATOMIC,
     LAST_ARRIVER,
     MERGES,
     TWO_PHASE,
-    NumpyIntegers,
-    data_parallel_us,
     floor_us,
-    predict_streamed,
     split_k_us,
 )
 from tvm_streamk.devices import CPU, DEFAULT_DEVICE, Device
-from tvm_streamk.partition import DATA_PARALLEL, SPLIT_K, STREAM_K, TWO_TILE, Partition
+from tvm_streamk.partition import SPLIT_K, STREAM_K, TWO_TILE, Partition
 
 LEAST_GAIN = 1.02
 """A nest is rewritten only for a predicted gain of 2 %: what the persistent form's index
@@ -233,7 +239,9 @@ def decide(problem: Problem, batch_invariant: bool = False) -> Decision:
     order = (SPLIT_K, TWO_TILE, STREAM_K)
     best = min(others, key=lambda c: (c.predicted_us, order.index(c.decomposition)), default=None)
     if best is None or base.predicted_us < LEAST_GAIN * best.predicted_us:
-        return _decision(problem, base, base, reasons.why_data_parallel(problem, base, best, LEAST_GAIN))
+        return _decision(
+            problem, base, base, reasons.why_data_parallel(problem, base, best, LEAST_GAIN)
+        )
     return _decision(problem, best, base, reasons.why_streamed(problem, best, base))
 
 
@@ -262,9 +270,11 @@ def _decide_batch_invariant(problem: Problem) -> Decision:
     splits = batch_invariant_splits(problem)
     if splits == 1 or problem.num_tiles == 0:
         reason = (
-            f"batch-invariant: {problem.panels} panels are too few to cut every tile for good, "
-            f"so none is cut, whatever the number of tiles"
+            f"batch-invariant: no split of {problem.panels} panels into equal pieces costs so "
+            f"little that every tile could be cut, so none is, whatever the number of tiles"
         )
+        if all(merge == ATOMIC for merge in problem.merges):
+            reason = "batch-invariant: no merge is allowed that adds in a fixed order"
         return _decision(problem, base, base, reason)
     # The order in which atomics add is not fixed, so they cannot give the same bits.
     merge = next(merge for merge in problem.merges if merge != ATOMIC)
@@ -302,5 +312,3 @@ def _decision(problem: Problem, chosen: Candidate, base: Candidate, reason: str)
         most_peers=chosen.most_peers,
         workspace_bytes=chosen.workspace_bytes,
     )
-
-

@@ -24,7 +24,7 @@ from tvm_streamk.errors import (
     TooManyWorkers,
     WorkersUnknown,
 )
-from tvm_streamk.merge import merge_named
+from tvm_streamk.merges import merge_named
 from tvm_streamk.nest import CPU, block_paths, find_block, root_block
 from tvm_streamk.partition import DATA_PARALLEL, DECOMPOSITIONS, SPLIT_K, STREAM_K
 from tvm_streamk.plan import Plan

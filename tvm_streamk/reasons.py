@@ -6,6 +6,7 @@ from __future__ import annotations
 from tvm_streamk.candidates import Candidate, Problem
 from tvm_streamk.partition import SPLIT_K
 
+
 def _rounds(problem: Problem) -> str:
     tiles, sms = problem.num_tiles, problem.device.num_sms
     tail = tiles % sms or sms
@@ -36,7 +37,10 @@ def nothing_to_gain(problem: Problem) -> str | None:
     return None
 
 
-def why_data_parallel(problem: Problem, base: Candidate, best: Candidate | None) -> str:
+def why_data_parallel(
+    problem: Problem, base: Candidate, best: Candidate | None, least_gain: float
+) -> str:
+    """Return why a kernel that could gain something is left alone all the same."""
     if best is None:
         if problem.workspace_limit_bytes is not None:
             return (
@@ -56,6 +60,7 @@ def why_data_parallel(problem: Problem, base: Candidate, best: Candidate | None)
 
 
 def why_streamed(problem: Problem, best: Candidate, base: Candidate) -> str:
+    """Return what a rewritten kernel is predicted to gain, and over what."""
     how = f"{best.decomposition} on {best.num_workers} workers"
     if best.decomposition == SPLIT_K:
         how += f" ({best.splits} to a tile)"

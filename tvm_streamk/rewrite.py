@@ -56,11 +56,13 @@ from tvm_streamk.expressions import (
     static_value,
     substitute,
 )
-from tvm_streamk.merge import CutTileNest, Merge, MergeSite, SegmentVariables, merge_named
+from tvm_streamk.merge import CutTileNest, Merge, MergeSite, SegmentVariables
+from tvm_streamk.merges import merge_named
 from tvm_streamk.nest import CPU, GPU, root_block
 from tvm_streamk.partition import SPLIT_K, Partition
 
 INT32_LIMIT = 2**31
+ARRIVALS_NAME = "stream_k_arrivals"
 
 
 def index_dtype(nest: TileNest) -> str:
@@ -123,14 +125,7 @@ class _Builder:
     def create(nest: TileNest, decision: RecordedDecision) -> _Builder:
         partition = partition_of(nest, decision)
         merge = merge_named(decision.merge) if needs_merge(partition) else None
-        workspace = None
-        if merge is not None and merge.needs_workspace:
-            workspace = tirx.decl_buffer(
-                (partition.num_slots, *nest.elements.slot_shape),
-                str(nest.accumulator.dtype),
-                name="stream_k_workspace",
-            )
-        site = MergeSite(nest, partition, workspace)
+        site = _merge_site(nest, partition)
         return _Builder(nest, decision, partition, merge, site, index_dtype(nest))
 
     def function(self) -> Any:
@@ -139,15 +134,23 @@ class _Builder:
         if self.merge is not None:
             before = [self._cut_tile_nest(spec) for spec in self.merge.nests_before(self.site)]
             after = [self._cut_tile_nest(spec) for spec in self.merge.nests_after(self.site)]
-            nests = [*before, *nests, *after]
+            first = self.merge.kernels_before(self.site, self.decision.counters)
+            nests = [*first, *before, *nests, *after]
         root = root_block(self.nest.function)
-        workspace = [] if self.site.workspace is None else [self.site.workspace]
         new_root = rebuild_block(
             root,
             body=sequence(nests),
-            alloc_buffers=[*self._shared_by_tiles(), *workspace],
+            alloc_buffers=[*self._shared_by_tiles(), *self._merge_allocations()],
         )
         return self.nest.function.with_body(s_tir.SBlockRealize([], True, new_root))
+
+    def _merge_allocations(self) -> list[Buffer]:
+        """Global memory that the merge needs, for the root block."""
+        if self.merge is None:
+            return []
+        buffers = [self.site.workspace] if self.merge.needs_workspace else []
+        given = contains(self.nest.function.params, self.site.arrivals)
+        return [*buffers, self.site.arrivals] if self.merge.needs_counters and not given else buffers
 
     # -- buffers -----------------------------------------------------------------------------------
 
@@ -162,9 +165,9 @@ class _Builder:
     def _private_in(self, body: Statement) -> list[Buffer]:
         used = [*buffers_read(body), *buffers_stored(body), *_accessed_regions(body)]
         allocated = root_block(self.nest.function).alloc_buffers
-        return [
-            buffer for buffer in allocated if self._is_private(buffer) and contains(used, buffer)
-        ]
+        private = [buffer for buffer in allocated if self._is_private(buffer)]
+        private += [self.site.seen_arrivals, self.site.finishes_tile]
+        return [buffer for buffer in private if contains(used, buffer)]
 
     # -- the main nest -----------------------------------------------------------------------------
 
@@ -351,9 +354,35 @@ class _Builder:
     def _is_visible(self, buffer: Buffer) -> bool:
         """Whether a buffer exists outside the block: matched buffers inside it do not."""
         outside = [*self.nest.function.params, *self._shared_by_tiles()]
-        if self.site.workspace is not None:
-            outside.append(self.site.workspace)
-        return contains(outside, buffer)
+        return contains([*outside, self.site.workspace, self.site.arrivals], buffer)
+
+
+def _merge_site(nest: TileNest, partition: Partition) -> MergeSite:
+    def integers(name: str, extent: Expression, scope: str) -> Buffer:
+        return tirx.decl_buffer((extent,), "int32", name=name, scope=scope)
+
+    slots = partition.num_slots
+    return MergeSite(
+        nest,
+        partition,
+        workspace=tirx.decl_buffer(
+            (1 if static_value(slots) == 0 else slots, *nest.elements.slot_shape),
+            str(nest.accumulator.dtype),
+            name="stream_k_workspace",
+        ),
+        arrivals=arrivals_parameter(nest.function)
+        or integers(ARRIVALS_NAME, partition.num_workers, "global"),
+        seen_arrivals=integers("stream_k_seen_arrivals", 1, "shared"),
+        finishes_tile=integers("stream_k_finishes_tile", 1, "local"),
+    )
+
+
+def arrivals_parameter(function: Any) -> Buffer | None:
+    """The function's parameter for arrival counters, where it has one."""
+    for parameter in function.params:
+        if str(parameter.name) == ARRIVALS_NAME:
+            return parameter
+    return None
 
 
 def _written(body: Statement) -> list[Buffer]:
