@@ -72,6 +72,16 @@ class UnknownDevice(ValueError):
         )
 
 
+class TargetWithoutTag(ValueError):
+    """A TVM target does not say which device it is."""
+
+    def __init__(self, target: Any) -> None:
+        super().__init__(
+            f"the target {str(target)!r} has no tag, so its processor count is not known; give "
+            f"num_sms, a device's name, or the tag itself as a string"
+        )
+
+
 @dataclass(frozen=True)
 class Device:
     """A device as the cost model sees it.
@@ -303,15 +313,18 @@ def lookup_target(target: Any) -> Device:
     Parameters
     ----------
     target : tvm.target.Target or str
-        A target that was made from a tag, or the tag itself.
+        A tag, or a target whose ``tag`` is set.
 
     Raises
     ------
+    TargetWithoutTag
+        TVM expands a tag when it makes a target and keeps neither the tag nor a processor count.
     UnknownDevice
-        If the target has no tag or one that the table does not know: a TVM target carries no
-        processor count, so it must then be given.
+        If the table does not know the tag.
     """
-    tag = target if isinstance(target, str) else str(getattr(target, "tag", "") or target)
+    tag = target if isinstance(target, str) else str(getattr(target, "tag", ""))
+    if not tag:
+        raise TargetWithoutTag(target)
     return lookup(tag)
 
 

@@ -130,15 +130,19 @@ class AccumulatorElements:
     def _position(
         self, slot: tuple[Expression, Expression] | None, fresh_loops: dict[Any, Any]
     ) -> tuple[list[Any], list[Expression]]:
-        """Block iterators for a position in the workspace and what they are bound to."""
+        """Block iterators for a position in the workspace and what they are bound to.
+
+        They are data-parallel: for any other kind, TVM would plan the accumulator that the block
+        writes above the thread loops.
+        """
         if slot is None:
             return [], []
         num_slots, slot_value = slot
         dtype = dtype_of(slot_value)
         iterators = [
-            block_iterator("v_slot", num_slots, tirx.IterVar.Opaque, dtype),
-            block_iterator("v_element", self.per_thread, tirx.IterVar.Opaque),
-            block_iterator("v_thread", self.threads, tirx.IterVar.Opaque),
+            block_iterator("v_slot", num_slots, tirx.IterVar.DataPar, dtype),
+            block_iterator("v_element", self.per_thread, tirx.IterVar.DataPar),
+            block_iterator("v_thread", self.threads, tirx.IterVar.DataPar),
         ]
         element = _flattened(self._element_loops, fresh_loops)
         thread = _flattened(self._all_thread_loops, fresh_loops)

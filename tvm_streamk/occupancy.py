@@ -46,8 +46,6 @@ class Architecture:
     shared_bytes, shared_unit, shared_reserved : int
         Shared memory of the processor, the unit in which blocks get it, and what the system keeps
         of it for each block, all in bytes.
-    warps_unit : int
-        Warps of a block count in multiples of this where registers are given out.
     """
 
     warp_size: int
@@ -60,7 +58,6 @@ class Architecture:
     shared_bytes: int
     shared_unit: int
     shared_reserved: int
-    warps_unit: int
 
 
 def _nvidia(
@@ -77,7 +74,6 @@ def _nvidia(
         shared_bytes=shared_kib * KIB,
         shared_unit=unit,
         shared_reserved=reserved,
-        warps_unit=4,
     )
 
 
@@ -94,7 +90,6 @@ def _amd_cdna(lds_kib: int) -> Architecture:
         shared_bytes=lds_kib * KIB,
         shared_unit=512,
         shared_reserved=0,
-        warps_unit=1,
     )
 
 
@@ -139,7 +134,7 @@ def _blocks_by_registers(limits: Architecture, registers_per_thread: int, warps:
         return limits.max_blocks
     per_warp = _round_up(registers_per_thread * limits.warp_size, limits.register_unit)
     warps_per_file = limits.registers // limits.register_files // per_warp
-    return warps_per_file * limits.register_files // _round_up(warps, limits.warps_unit)
+    return warps_per_file * limits.register_files // warps
 
 
 def occupancy(registers_per_thread: int, threads: int, shared_bytes: int, architecture: str) -> int:
@@ -150,8 +145,8 @@ def occupancy(registers_per_thread: int, threads: int, shared_bytes: int, archit
     in units, with what the system reserves for each).
 
     Sources: NVIDIA, "CUDA C++ Programming Guide", table "Technical Specifications per Compute
-    Capability", for the limits and the reserved kilobyte, and the occupancy calculator of Nsight
-    Compute for the units. AMD, "CDNA 2" and "CDNA 3 Instruction Set Architecture" guides and the
+    Capability", for the limits and the reserved kilobyte; the CUDA toolkit's ``cuda_occupancy.h``
+    for the units and the register files. AMD, "CDNA 2" and "CDNA 3 Instruction Set Architecture" guides and the
     ROCm documentation of hardware specifications: 512 registers a lane in units of 8, eight
     wavefronts a SIMD, 64 KiB of LDS in units of 512 bytes.
 

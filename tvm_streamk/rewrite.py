@@ -150,7 +150,9 @@ class _Builder:
             return []
         buffers = [self.site.workspace] if self.merge.needs_workspace else []
         given = contains(self.nest.function.params, self.site.arrivals)
-        return [*buffers, self.site.arrivals] if self.merge.needs_counters and not given else buffers
+        if self.merge.needs_counters and not given:
+            buffers.append(self.site.arrivals)
+        return buffers
 
     # -- buffers -----------------------------------------------------------------------------------
 
@@ -217,6 +219,7 @@ class _Builder:
         """The statement with its panel loop running over the segment's panels only."""
         panel_loop = self.nest.parts.panel_loop
         count = self._static_panels_per_segment()
+        statement = _with_ordinary_iterators(statement)
         if count == self.nest.panels:
             return statement
 
@@ -355,6 +358,28 @@ class _Builder:
         """Whether a buffer exists outside the block: matched buffers inside it do not."""
         outside = [*self.nest.function.params, *self._shared_by_tiles()]
         return contains([*outside, self.site.workspace, self.site.arrivals], buffer)
+
+
+def _with_ordinary_iterators(statement: Statement) -> Statement:
+    """Retype the reduction iterators of decomposed updates as data-parallel ones.
+
+    TVM plans the buffer that a reduction block writes above all loops that drive its reduction
+    iterators. Those now include the worker and segment loops: the accumulator would live across
+    segments and could not be compacted to the size of a tile.
+    """
+
+    def retype(block: Any) -> Any:
+        if block.init is not None:
+            return block
+        iterators = [
+            tirx.IterVar(iterator.dom, iterator.var, tirx.IterVar.DataPar)
+            if iterator.iter_type == tirx.IterVar.CommReduce
+            else iterator
+            for iterator in block.iter_vars
+        ]
+        return rebuild_block(block, iter_vars=iterators)
+
+    return tvm_ffi.structural_map(statement, (s_tir.SBlock, retype), order="post")
 
 
 def _merge_site(nest: TileNest, partition: Partition) -> MergeSite:
