@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import typer
 
+from tvm_streamk.commands.demo import demo
 from tvm_streamk.commands.explain import explain
 
 app = typer.Typer(
@@ -17,6 +18,7 @@ def main() -> None:
     """Stream-K work decomposition for Apache TVM."""
 
 
+app.command()(demo)
 app.command()(explain)
 
 if __name__ == "__main__":

@@ -8,11 +8,9 @@ reason against it. :func:`can_stream_k` gives every reason at once. The words ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import tvm
 from tvm import s_tir, tirx
 
 from tvm_streamk.annotation import ANNOTATION_KEY, STREAMED_SUFFIX
@@ -20,28 +18,19 @@ from tvm_streamk.elements import AccumulatorElements
 from tvm_streamk.errors import (
     AccumulatorNotPrivate,
     AlreadyStreamed,
+    BlockNotFound,
     EmptyReduction,
     InvalidArgument,
     NotATiledNest,
-    OutputReadElsewhere,
     PanelCountVaries,
     ReducerNotSupported,
     SeveralKernels,
-    SeveralReductions,
     StreamKError,
     TileLoopsDependent,
 )
-from tvm_streamk.expressions import (
-    Buffer,
-    Expression,
-    buffers_read,
-    buffers_stored,
-    contains,
-    static_value,
-    uses_any,
-)
+from tvm_streamk.expressions import Expression, shown, static_value, uses_any
 from tvm_streamk.nest import (
-    CPU,
+    BlockPath,
     NestParts,
     block_paths,
     find_init,
@@ -49,68 +38,11 @@ from tvm_streamk.nest import (
     reduction_iterators,
     root_block,
 )
-from tvm_streamk.normalize import (
-    elements_of,
-    require_serial_panels,
-    with_decomposed_init,
-    with_private_accumulator,
-)
+from tvm_streamk.normalize import elements_of, normalized, require_serial_panels
 from tvm_streamk.reducer import Reducer, match_reducer
-
-PRIVATE_SCOPES = ("local",)
-
-
-@dataclass(frozen=True)
-class TileNest:
-    """A nest that fits, in the form that the rewrite works on.
-
-    Attributes
-    ----------
-    function : PrimFunc
-        The function with the init apart and the accumulator private; equivalent to the given one.
-    block : str
-        The reduction block's name as the user gave it.
-    parts : NestParts
-        The loops and statements of the nest.
-    accumulator : Buffer
-        Where the partial sum of a segment is.
-    elements : AccumulatorElements
-        How to walk over the accumulator.
-    reducer : Reducer
-        How two partial sums become one.
-    panels : int
-        Panels per tile.
-    num_tiles : int or Expr
-        Tiles; an expression where shapes are symbolic.
-    """
-
-    function: Any
-    block: str
-    parts: NestParts
-    accumulator: Buffer
-    elements: AccumulatorElements
-    reducer: Reducer
-    panels: int
-    num_tiles: int | Expression
-
-    @property
-    def grid(self) -> str:
-        """``gpu`` or ``cpu``."""
-        return self.parts.grid
-
-    @property
-    def tile_extents(self) -> tuple[Expression, ...]:
-        """Extents of the tile loops, outermost first."""
-        return tuple(loop.extent for loop in self.parts.tile_loops)
-
-    def __str__(self) -> str:
-        tiles = " x ".join(str(extent) for extent in self.tile_extents) or "1"
-        slot = " x ".join(str(extent) for extent in self.elements.slot_shape)
-        return (
-            f"TileNest of block {self.block!r} on a {self.grid} grid: {tiles} tiles of "
-            f"{self.panels} panels, {self.reducer.name} into {self.accumulator.name} "
-            f"({self.accumulator.dtype}, {slot} elements x threads)"
-        )
+from tvm_streamk.requirements import objections
+from tvm_streamk.staging import Staging, find_staging, fragment_reducer, is_fragment
+from tvm_streamk.tile_nest import TileNest
 
 
 @dataclass(frozen=True)
@@ -171,13 +103,13 @@ def can_stream_k(schedule: Any, block: Any) -> Applicability:
         nest = _recognise(function, name)
     except StreamKError as error:
         return Applicability(name, (error,))
-    return Applicability(name, tuple(_objections(nest)))
+    return Applicability(name, tuple(objections(nest)))
 
 
 def analyze_function(function: Any, block: str) -> TileNest:
     """The same as :func:`analyze` for a function and a block's name."""
     nest = _recognise(function, block)
-    for objection in _objections(nest):
+    for objection in objections(nest):
         raise objection
     return nest
 
@@ -203,7 +135,13 @@ def block_name(schedule: Any, block: Any) -> str:
     if isinstance(block, str):
         return block
     if isinstance(block, s_tir.schedule.SBlockRV):
-        return str(schedule.get(block).name_hint)
+        try:
+            return str(schedule.get(block).name_hint)
+        except IndexError as error:
+            raise BlockNotFound(
+                "the random variable given as block does not belong to this schedule.",
+                hint="get it from this schedule: sch.get_sblock(...).",
+            ) from error
     raise InvalidArgument(
         f"block must be the name of a block or an SBlockRV, got {block!r} "
         f"({type(block).__name__}).",
@@ -217,23 +155,39 @@ def _recognise(function: Any, block: str) -> TileNest:
     require_serial_panels(parts)
     panels = _panel_count(parts)
     _refuse_ragged_tiles(parts)
-    decomposed = with_decomposed_init(function, block)
-    normal = with_private_accumulator(decomposed, block)
+    _require_fixed_element(parts)
+    _require_reduction_form(parts)
+    normal = normalized(function, block)
     parts = find_parts(normal, block)
     accumulator = parts.path.block.writes[0].source
-    elements = elements_of(parts, accumulator)
-    if elements is None:
+    init = find_init(parts, accumulator)
+    sums = None if init is None else _partial_sums(parts, accumulator, init, block)
+    if init is None or sums is None:
         raise AccumulatorNotPrivate(
             f"no plain init nest before the panel loop enumerates the elements of "
             f"`{accumulator.name}` (scope {accumulator.scope()!r}).",
             block=block,
             hint="give the reduction block a T.init(), or decompose_reduction at the panel loop.",
         )
-    initial = elements.path.block.body.value
-    reducer = _reducer(parts, accumulator, initial)
+    elements, staging, reducer = sums
+    tiles = _tile_count(parts)
     return TileNest(
-        normal, block, parts, accumulator, elements, reducer, panels, _tile_count(parts)
+        normal, block, parts, accumulator, init, elements, staging, reducer, panels, tiles
     )
+
+
+def _partial_sums(
+    parts: NestParts, accumulator: Any, init: BlockPath, block: str
+) -> tuple[AccumulatorElements, Staging | None, Reducer] | None:
+    """How partial sums are read and written, and what combines them."""
+    if is_fragment(accumulator):
+        reducer = fragment_reducer(parts, init, accumulator, block)
+        staging, staged = find_staging(parts, accumulator, block)
+        return staged, staging, reducer
+    elements = elements_of(parts, accumulator)
+    if elements is None:
+        return None
+    return elements, None, _reducer(parts, init.block.body.value)
 
 
 def _refuse_streamed(function: Any, block: str) -> None:
@@ -259,15 +213,18 @@ def _panel_count(parts: NestParts) -> int:
     panels = static_value(loop.extent)
     if panels is None or static_value(loop.min) is None:
         raise PanelCountVaries(
-            f"its panel loop `{loop.loop_var.name}` runs over [{loop.min}, {loop.min} + "
-            f"{loop.extent}), which is not one constant for all tiles.",
+            f"its panel loop `{loop.loop_var.name}` has {shown(loop.extent)} trips from "
+            f"{shown(loop.min)} on, which is not one constant for all tiles.",
             block=name,
             hint="keep K constant; symbolic M, N and batch are fine.",
         )
-    if panels == 0:
+    values = [value for _, value in reduction_iterators(parts.path.realize)]
+    driving = [step for step in parts.path.loops if uses_any(values, [step.loop_var])]
+    empty = [step for step in driving if static_value(step.extent) == 0]
+    if empty:
         raise EmptyReduction(
-            f"its panel loop `{loop.loop_var.name}` has extent 0 (K = 0): TVM's own kernel would "
-            "leave the output unwritten.",
+            f"its reduction loop `{empty[0].loop_var.name}` has extent 0 (K = 0): TVM's own kernel "
+            "would leave the output unwritten.",
             block=name,
             hint="handle K = 0 outside the kernel.",
         )
@@ -304,112 +261,41 @@ def _tile_count(parts: NestParts) -> int | Expression:
     return count
 
 
-def _reducer(parts: NestParts, accumulator: Buffer, initial: Expression) -> Reducer:
+def _require_fixed_element(parts: NestParts) -> None:
+    """Refuse an outermost reduction loop that also chooses which element is accumulated."""
+    block, panel_variable = parts.path.block, parts.panel_loop.loop_var
+    for iterator, value in zip(block.iter_vars, parts.path.realize.iter_values, strict=True):
+        if iterator.iter_type != tirx.IterVar.CommReduce and uses_any(value, [panel_variable]):
+            raise TileLoopsDependent(
+                f"its iterator {iterator.var.name} = {value} is not a reduction, but depends on "
+                f"`{panel_variable.name}`, the outermost loop of the reduction.",
+                block=str(block.name_hint),
+                hint="bind reduction iterators to loops of their own.",
+            )
+
+
+def _require_reduction_form(parts: NestParts) -> None:
     block = parts.path.block
-    name = str(block.name_hint)
-    stores = [block.body] if isinstance(block.body, tirx.BufferStore) else []
-    reducer = match_reducer(stores[0], accumulator, initial) if stores else None
-    if reducer is None:
-        shown = " ".join(line.strip() for line in str(block.body).splitlines() if line[0] != "#")
+    if is_fragment(block.writes[0].source):
+        return
+    if match_reducer(block.body, tirx.const(0, "int32")) is not None:
+        return
+    raise ReducerNotSupported(
+        f"its update `{shown(block.body)}` is not of the form acc[i] = acc[i] op value with op one "
+        "of +, *, max, min, and, or and the bitwise operations.",
+        block=str(block.name_hint),
+        hint="write the update in that form; a scan or a conditional update cannot be cut.",
+    )
+
+
+def _reducer(parts: NestParts, initial: Expression) -> Reducer:
+    reducer = match_reducer(parts.path.block.body, initial)
+    if reducer is None or not reducer.restartable:
+        name = "the operation" if reducer is None else reducer.name
         raise ReducerNotSupported(
-            f"its update `{shown}` is not of the form acc[i] = acc[i] op value with op one of "
-            "+, *, max, min, and, or and the bitwise operations.",
-            block=name,
-            hint="write the update in that form; a scan or a conditional update cannot be cut.",
-        )
-    if not reducer.restartable:
-        raise ReducerNotSupported(
-            f"its init stores {initial}, which is not the identity of {reducer.name}: every "
+            f"its init stores {shown(initial)}, which is not the identity of {name}: every "
             "segment would count it again.",
-            block=name,
+            block=str(parts.path.block.name_hint),
             hint="start from the identity and add the other value in the epilogue.",
         )
     return reducer
-
-
-# -- requirements on a recognised nest, each giving at most one objection --------------------------
-
-
-def _objections(nest: TileNest) -> list[StreamKError]:
-    checks: tuple[Callable[[TileNest], StreamKError | None], ...] = (
-        _check_one_reduction,
-        _check_private_scope,
-        _check_epilogue_level,
-        _check_output,
-    )
-    return [objection for check in checks if (objection := check(nest)) is not None]
-
-
-def _check_one_reduction(nest: TileNest) -> StreamKError | None:
-    own = nest.parts.path.block
-    for path in block_paths(nest.parts.panel_loop.body):
-        values = [value for _, value in reduction_iterators(path.realize)]
-        if not path.block.same_as(own) and uses_any(values, [nest.parts.panel_loop.loop_var]):
-            return SeveralReductions(
-                f"block {str(path.block.name_hint)!r} is another reduction over the same panel "
-                f"loop `{nest.parts.panel_loop.loop_var.name}`.",
-                block=nest.block,
-                hint="give each reduction a nest of its own.",
-            )
-    return None
-
-
-def _check_private_scope(nest: TileNest) -> StreamKError | None:
-    scope = str(nest.accumulator.scope())
-    if scope in PRIVATE_SCOPES or (nest.grid == CPU and scope == "global"):
-        return None
-    return AccumulatorNotPrivate(
-        f"it accumulates into `{nest.accumulator.name}` in scope {scope!r}, which other threads "
-        "or tiles can see.",
-        block=nest.block,
-        hint='accumulate in registers: cache_write(block, 0, "local").',
-    )
-
-
-def _check_epilogue_level(nest: TileNest) -> StreamKError | None:
-    if not nest.parts.nested_epilogue:
-        return None
-    paths = [path for part in nest.parts.nested_epilogue for path in block_paths(part)]
-    names = ", ".join(repr(str(path.block.name_hint)) for path in paths)
-    return NotATiledNest(
-        f"what follows the panel loop (blocks {names}) stands inside a loop that also holds other "
-        "work before it.",
-        block=nest.block,
-        hint="move the loop above the thread loops, or reverse_compute_at the epilogue further "
-        "out.",
-    )
-
-
-def _check_output(nest: TileNest) -> StreamKError | None:
-    parameters = list(nest.function.params)
-    segment = list(nest.parts.segment_statements)
-    written = [buffer for buffer in buffers_stored(segment) if contains(parameters, buffer)]
-    if written:
-        return OutputReadElsewhere(
-            f"the nest writes `{written[0].name}` before its tile is finished.",
-            block=nest.block,
-            hint="write outputs in the epilogue only.",
-        )
-    outputs = [b for b in buffers_stored(list(nest.parts.epilogue)) if contains(parameters, b)]
-    read_early = [buffer for buffer in buffers_read(segment) if contains(outputs, buffer)]
-    if read_early:
-        return OutputReadElsewhere(
-            f"the panels read `{read_early[0].name}`, which the epilogue of other tiles writes.",
-            block=nest.block,
-            hint="write to another buffer.",
-        )
-    return _check_epilogue_reads(nest, outputs)
-
-
-def _check_epilogue_reads(nest: TileNest, outputs: list[Buffer]) -> StreamKError | None:
-    for path in (path for part in nest.parts.epilogue for path in block_paths(part)):
-        own = buffers_stored(path.block)
-        for buffer in buffers_read(path.block):
-            if contains(outputs, buffer) and not contains(own, buffer):
-                return OutputReadElsewhere(
-                    f"block {str(path.block.name_hint)!r} reads the output `{buffer.name}` in the "
-                    "same kernel.",
-                    block=nest.block,
-                    hint="cache_write the reduction block, so that the consumer reads registers.",
-                )
-    return None

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvm import tirx
+
 from tvm_streamk.errors import InvalidAnnotation
-from tvm_streamk.partition import DECOMPOSITIONS, SPLIT_K
+from tvm_streamk.partition import DATA_PARALLEL, DECOMPOSITIONS, SPLIT_K
 
 ANNOTATION_KEY = "tvm_streamk"
 STREAMED_SUFFIX = "_stream_k"
@@ -28,6 +30,8 @@ LAST_ARRIVER = "last_arriver"
 TWO_PHASE = "two_phase"
 MERGES = (ATOMIC, LAST_ARRIVER, TWO_PHASE)
 COUNTERS = ("prologue", "argument")
+RECORDED_DECOMPOSITIONS = tuple(word for word in DECOMPOSITIONS if word != DATA_PARALLEL)
+"""Data-parallel is the nest as it is: there is nothing to record."""
 _FIELDS = ("version", "block", "decomposition", "merge", "counters", "num_workers", "splits")
 
 
@@ -64,7 +68,7 @@ def decode(value: Any) -> RecordedDecision:
     if _integer(value, "version", version) != FORMAT_VERSION:
         raise _invalid(value, f"its format version is {version}, this package reads 1")
     words = {
-        "decomposition": (decomposition, DECOMPOSITIONS),
+        "decomposition": (decomposition, RECORDED_DECOMPOSITIONS),
         "merge": (merge, MERGES),
         "counters": (counters, COUNTERS),
     }
@@ -87,10 +91,9 @@ def decode(value: Any) -> RecordedDecision:
 
 
 def _integer(value: Any, name: str, entry: Any) -> int:
-    try:
-        return int(entry)
-    except (TypeError, ValueError) as error:
-        raise _invalid(value, f"its {name} {entry!r} is not an integer") from error
+    if isinstance(entry, bool) or not isinstance(entry, (int, tirx.IntImm)):
+        raise _invalid(value, f"its {name} {entry!r} is not an integer")
+    return int(entry)
 
 
 def _invalid(value: Any, reason: str) -> InvalidAnnotation:

@@ -15,6 +15,8 @@ import numpy as np
 
 from tvm_streamk.cost_model import (
     ATOMIC,
+    LAST_ARRIVER,
+    Array,
     NumpyIntegers,
     data_parallel_us,
     predict_streamed,
@@ -25,6 +27,9 @@ from tvm_streamk.partition import DATA_PARALLEL, SPLIT_K, STREAM_K, TWO_TILE, Pa
 
 MIN_PANELS = 8
 """Fewest streamed panels of a worker: below it, filling the pipeline costs more than the panels."""
+
+SPARE_PEERS = 2
+"""How many more peers than the best number of them :func:`peer_cap` allows."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +89,15 @@ def peer_cap(panels: int, device: Device, min_panels: int = MIN_PANELS) -> int:
     """Return how many workers may share one tile.
 
     Splitting ``panels`` panels over s peers takes ``panel * panels / s + peer * s``, which is least
-    at ``s = sqrt(panels * panel / peer)``; one peer more is allowed for slices that straddle tiles.
+    at ``s = sqrt(panels * panel / peer)``. :data:`SPARE_PEERS` more are allowed, for slices that
+    straddle tiles and for numbers of peers that happen to divide the panels.
     No more peers than give each of them ``min_panels`` panels, but at least two.
     """
     by_panels = max(2, panels // max(min_panels, 1))
     if device.peer_us == 0:
         return by_panels
     best = math.sqrt(panels * device.panel_us / device.peer_us)
-    return max(2, min(by_panels, math.ceil(best) + 1))
+    return max(2, min(by_panels, math.ceil(best) + SPARE_PEERS))
 
 
 def divisors(number: int) -> list[int]:
@@ -155,10 +161,10 @@ def _streamed_candidates(
         found = predict_streamed(partition, problem.device, merge, problem.floor_us)
         times, peers = np.atleast_1d(found.time_us), np.atleast_1d(found.most_peers)
         for grid, time, most_peers in zip(chosen, times.tolist(), peers.tolist(), strict=True):
-            slots = grid * slots_per_worker
-            needs = problem.workspace(merge, slots) if most_peers > 1 else 0
+            used = merge if most_peers > 1 else None
+            needs = problem.workspace(used, grid * slots_per_worker)
             if most_peers <= problem.peer_cap:
-                yield Candidate(decomposition, grid, 1, merge, time, most_peers, needs)
+                yield Candidate(decomposition, grid, 1, used, time, most_peers, needs)
 
 
 def streamed_candidates(problem: Problem) -> Iterator[Candidate]:
@@ -184,3 +190,23 @@ def candidates(problem: Problem) -> list[Candidate]:
         found += split_k_candidates(problem)
         found += streamed_candidates(problem)
     return found
+
+
+def best_of_all_us(num_tiles: int, panels: int, device: Device) -> float:
+    """Return the least predicted time of every decomposition on every grid, rules or no rules.
+
+    Slow, and no decision: it measures what the rules and the short list of grids cost.
+    """
+    problem = Problem(num_tiles, panels, device, 1, panels, None, 0, (LAST_ARRIVER,), 0.0)
+    grids: Array = np.arange(1, device.num_slots + 1, dtype=np.int64)[:, None]
+    streamed = Partition(num_tiles, panels, grids, STREAM_K, NumpyIntegers())
+    times = [
+        data_parallel_candidate(problem).predicted_us,
+        float(predict_streamed(streamed, device, LAST_ARRIVER).time_us.min()),
+    ]
+    times += [candidate.predicted_us for candidate in split_k_candidates(problem)]
+    times += [
+        candidate.predicted_us
+        for candidate in _streamed_candidates(problem, TWO_TILE, range(1, device.num_slots + 1))
+    ]
+    return min(times)

@@ -31,6 +31,9 @@ TWO_PHASE = "two_phase"
 MERGES = (LAST_ARRIVER, TWO_PHASE, ATOMIC)
 """The words for a merge, in the order in which they are preferred."""
 
+MERGES_IN_A_ROW = 2
+"""Rounds of ``split_k`` whose merges are counted in full."""
+
 Array = Any
 """A NumPy array of int64 or float64."""
 
@@ -159,13 +162,15 @@ def split_k_us(
 ) -> float:
     """Predict ``split_k``: ``num_tiles * splits`` equal pieces, in rounds if there are many.
 
-    Where the last arriver merges, a processor may have to merge in every round.
+    Where the last arriver merges, one piece in ``splits`` does so. A merge delays what its
+    processor does next, which may be the last piece of another tile: two merges in a row are
+    counted in full, later ones by their share.
     """
     rounds = -(-num_tiles * splits // device.num_slots)
     computing = rounds * (device.start_us + device.panel_us * (panels // splits))
     merging = float(_merge_us(device, merge, np.int64(splits), np.int64(num_tiles)))
     if merge == LAST_ARRIVER:
-        merging *= rounds
+        merging *= min(rounds, MERGES_IN_A_ROW) + max(rounds - MERGES_IN_A_ROW, 0) / splits
     return max(computing, floor_us) + rounds * device.split_us + merging
 
 

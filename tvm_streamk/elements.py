@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The elements of an accumulator that one thread or task owns, as the init nest enumerates them.
+"""The elements of an accumulator that one thread or task owns, as a nest enumerates them.
 
-The init nest touches each element exactly once. A copy of it with another body therefore does
-anything that is to be done to every element: write back, store to a slot, add from a slot.
+The init nest touches each element exactly once (and so does the reader of a fragment's stage). A
+copy of it with another body therefore does anything that is to be done to every element: write back,
+store to a slot, add from a slot.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ from tvm_streamk.expressions import (
     rebuild_loop,
     static_value,
     substitute,
+    thread_tag,
 )
 from tvm_streamk.nest import GPU, BlockPath
+
+PROMOTED_DTYPES = {"float16": "float32", "bfloat16": "float32"}
 
 
 @dataclass(frozen=True)
@@ -55,13 +59,15 @@ class AccumulatorElements:
     buffer
         The accumulator.
     indices
-        The indices that the init block stores to, over that block's iterators.
+        The indices of the element, over that block's iterators.
     path
-        The init block with the loops between the segment's sequence and it.
+        A block that touches each element once, with the loops between the sequence and it.
     thread_loops
         The thread loops around the sequence.
     grid
         ``gpu`` or ``cpu``.
+    outer_loops
+        Loops that stand around every copy of the nest and are not copied with it.
     """
 
     buffer: Buffer
@@ -69,15 +75,19 @@ class AccumulatorElements:
     path: BlockPath
     thread_loops: tuple[Any, ...]
     grid: str
+    outer_loops: tuple[Any, ...] = ()
 
     @property
     def _element_loops(self) -> tuple[Any, ...]:
-        return tuple(step for step in self.path.loops if not is_thread_loop(step))
+        loops = (*self.outer_loops, *self.path.loops)
+        return tuple(step for step in loops if not is_thread_loop(step))
 
     @property
     def _all_thread_loops(self) -> tuple[Any, ...]:
-        inside = (step for step in self.path.loops if is_thread_loop(step))
-        return (*self.thread_loops, *inside)
+        """Thread loops around an element, one per thread axis: loops on one axis are one index."""
+        loops = (*self.thread_loops, *self.outer_loops, *self.path.loops)
+        by_axis = {thread_tag(step): step for step in loops if is_thread_loop(step)}
+        return tuple(by_axis.values())
 
     @property
     def per_thread(self) -> int:
@@ -95,9 +105,19 @@ class AccumulatorElements:
         return self.per_thread, self.threads
 
     @property
+    def slot_dtype(self) -> str:
+        """The type of a slot: the accumulator's own, never narrower; 16-bit floats are promoted.
+
+        A 16-bit accumulator rounds while it sums its panels, which is what the nest asks for.
+        Adding such sums up in 16 bits would round once more per peer, so that is done in float32.
+        """
+        dtype = str(self.buffer.dtype)
+        return PROMOTED_DTYPES.get(dtype, dtype)
+
+    @property
     def slot_bytes(self) -> int:
-        """Bytes of one slot, in the accumulator's own type."""
-        return self.per_thread * self.threads * tvm.DataType(str(self.buffer.dtype)).itemsize
+        """Bytes of one slot."""
+        return self.per_thread * self.threads * tvm.DataType(self.slot_dtype).itemsize
 
     def nest(
         self,
@@ -105,7 +125,7 @@ class AccumulatorElements:
         body: ElementBody,
         slot: tuple[Expression, Expression] | None = None,
     ) -> Statement:
-        """A copy of the init nest whose block is called ``name`` and does ``body``.
+        """A copy of the enumerating nest whose block is called ``name`` and does ``body``.
 
         ``slot`` is the number of slots and the one to use. It becomes a block iterator, as do the
         element's and the thread's number: a block must not use the loop variables around it.
@@ -178,14 +198,18 @@ def _renamed(variable: Any) -> Any:
 
 
 def clone_with_new_names(statement: Statement, suffix: str) -> Statement:
-    """The same statement with fresh loop variables and block iterators and renamed blocks.
+    """The same statement with everything that it defines defined afresh, and renamed blocks.
 
     A function must not define a variable twice, and a schedule finds blocks by name.
     """
     defined = [step.loop_var for step in collect(statement, tirx.For)]
+    matched: list[Buffer] = []
     for block in collect(statement, s_tir.SBlock):
         defined.extend(iterator.var for iterator in block.iter_vars)
+        matched.extend(match.buffer for match in block.match_buffers)
     fresh = {variable: ir.Var(str(variable.name), dtype_of(variable)) for variable in defined}
+    for buffer in matched:
+        fresh |= _fresh_match(buffer)
 
     def rename(block: Any) -> Any:
         return rebuild_block(block, name_hint=f"{block.name_hint}{suffix}")
@@ -193,3 +217,26 @@ def clone_with_new_names(statement: Statement, suffix: str) -> Statement:
     renamed = tvm_ffi.structural_map(statement, (s_tir.SBlock, rename), order="post")
     # The mapping reaches definitions as well as uses, so that both change together.
     return substitute(renamed, fresh)
+
+
+def _fresh_match(buffer: Buffer) -> dict[Any, Any]:
+    """A matched buffer and the variables that the match defines, with their replacements."""
+    layout = buffer.ty
+    variables = [*layout.strides, layout.elem_offset]
+    fresh = {
+        variable: ir.Var(str(variable.name), dtype_of(variable))
+        for variable in variables
+        if isinstance(variable, ir.Var)
+    }
+    copy = tirx.decl_buffer(
+        layout.shape,
+        str(buffer.dtype),
+        name=str(buffer.name),
+        strides=[fresh.get(stride, stride) for stride in layout.strides],
+        elem_offset=fresh.get(layout.elem_offset, layout.elem_offset),
+        scope=buffer.scope(),
+        data_alignment=int(layout.data_alignment),
+        offset_factor=int(layout.offset_factor),
+        layout=layout.layout,
+    )
+    return {**fresh, buffer: copy}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One small class per requirement, so that a refusal can be caught by its reason.
 
-Every class is a :class:`StreamKError`, which is also TVM's own ``ScheduleError``. A message has three
-parts: which block, what was found there (quoted, with its values), and what to try.
+Every class is a :class:`StreamKError`, which is also TVM's own ``ScheduleError``. A message has
+three parts: which block, what was found there (quoted, with its values), and what to try.
 """
 
 from __future__ import annotations

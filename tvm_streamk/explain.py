@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -200,7 +199,7 @@ def _row(problem: Problem, candidate: Candidate) -> Row:
     return Row(
         candidate.decomposition,
         candidate.num_workers,
-        candidate.merge if candidate.most_peers > 1 else None,
+        candidate.merge,
         most_panels,
         candidate.most_peers,
         candidate.workspace_bytes,
@@ -251,7 +250,9 @@ def _headline(explanation: Explanation) -> str:
 
 
 def _table(explanation: Explanation) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(
+        box=None, padding=(0, 1), collapse_padding=True, pad_edge=False, header_style="underline"
+    )
     table.add_column("decomposition", no_wrap=True)
     for heading in ("workers", "panels", "peers", "workspace", "time us", "gain"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -281,7 +282,9 @@ def _cells(row: Row, decision: Decision) -> list[str]:
 
 
 def _bytes(count: int) -> str:
-    return f"{count / KIB:.0f} KiB" if count < KIB * KIB else f"{count / KIB / KIB:.1f} MiB"
+    if count < KIB * KIB:
+        return f"{count / KIB:.0f} KiB"
+    return f"{count / KIB**2:.1f} MiB" if count < KIB**3 else f"{count / KIB**3:.1f} GiB"
 
 
 def _verdict(explanation: Explanation) -> str:

@@ -6,6 +6,7 @@ TVM 0.27 has no functor classes in Python; everything rests on ``tvm_ffi.structu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -113,9 +114,29 @@ def buffers_stored(node: Any) -> list[Buffer]:
     return [store.buffer for store in collect(node, tirx.BufferStore)]
 
 
+def buffers_accessed(node: Any) -> list[Buffer]:
+    """The buffers that ``node`` loads, stores or declares to access, with repetitions."""
+    declared = [
+        region.source
+        for block in collect(node, s_tir.SBlock)
+        for region in (*block.reads, *block.writes)
+    ]
+    return [*buffers_read(node), *buffers_stored(node), *declared]
+
+
 def contains(buffers: Iterable[Buffer], buffer: Buffer) -> bool:
     """Whether ``buffer`` is among ``buffers``, by identity."""
     return any(candidate.same_as(buffer) for candidate in buffers)
+
+
+_DECLARATION = re.compile(r"\w+ = T\.\w+\(.*\)$")
+
+
+def shown(node: Any) -> str:
+    """A statement or expression on one line for a message, without the printer's declarations."""
+    lines = (line.strip() for line in str(node).splitlines())
+    code = [line for line in lines if line and not line.startswith(("#", "@"))]
+    return " ".join(line for line in code if not _DECLARATION.match(line)) or " ".join(code)
 
 
 def full_region(buffer: Buffer) -> Any:
@@ -225,15 +246,16 @@ def block_iterator(name: str, extent: Expression, kind: Any, dtype: str = "int32
 
 def is_thread_loop(candidate: Any) -> bool:
     """Whether a loop is bound to ``threadIdx.*`` or to a virtual thread."""
-    return _thread_tag(candidate).startswith(("threadIdx", "vthread"))
+    return thread_tag(candidate).startswith(("threadIdx", "vthread"))
 
 
 def is_grid_loop(candidate: Any) -> bool:
     """Whether a loop is bound to ``blockIdx.*``."""
-    return _thread_tag(candidate).startswith("blockIdx")
+    return thread_tag(candidate).startswith("blockIdx")
 
 
-def _thread_tag(candidate: Any) -> str:
+def thread_tag(candidate: Any) -> str:
+    """The thread axis that a loop is bound to, or the empty string."""
     if candidate.kind != tirx.ForKind.THREAD_BINDING or candidate.thread_binding is None:
         return ""
     return str(candidate.thread_binding.thread_tag)

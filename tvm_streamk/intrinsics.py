@@ -4,7 +4,8 @@
 A schedule calls them as external functions, which every TensorIR pass leaves alone. The device pass
 :func:`ProvideIntrinsics` then puts the helper functions of the target at hand into the device
 source (``pragma_import_c``). So the schedule does not depend on the target, and the same mechanism
-serves all of them. TVM's own ``atomic_add`` is not used: on OpenCL it is silently wrong for float64.
+serves all of them. TVM's own ``atomic_add`` is not used: on OpenCL it is silently wrong for
+float64.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ ATOMIC_DTYPES = ("float32", "float64", "int32")
 def atomic_add(buffer: Buffer, indices: list[Expression], value: Expression) -> Expression:
     """Add ``value`` to an element in global memory atomically; gives the element's old value."""
     dtype = str(buffer.dtype)
-    return tirx.call_extern(dtype, _ATOMIC_ADD + dtype, tirx.address_of(buffer[tuple(indices)]), value)
+    address = tirx.address_of(buffer[tuple(indices)])
+    return tirx.call_extern(dtype, _ATOMIC_ADD + dtype, address, value)
 
 
 def device_fence() -> Statement:
@@ -119,7 +121,7 @@ def supports(target_kind: str, operation: str) -> bool:
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_streamk.ProvideIntrinsics")
-def ProvideIntrinsics(module: Any, _context: Any) -> Any:  # noqa: N802 - a pass, named as TVM's are
+def ProvideIntrinsics(module: Any, _context: Any) -> Any:
     """Give the device functions that call our operations the helpers of their target."""
     changed = {
         variable: with_helpers(function)

@@ -16,27 +16,32 @@ to the thread that does it, and the block barriers carry their effect to the oth
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, tirx
 
-from tvm_streamk.analysis import TileNest
 from tvm_streamk.errors import MergeNotSupported
 from tvm_streamk.expressions import (
     Expression,
     Statement,
     block_iterator,
+    collect,
     constant,
     dtype_of,
+    is_thread_loop,
     loop,
-    once_if,
     opaque_block,
     point_region,
+    rebuild_loop,
     sequence,
+    thread_tag,
+    zero_or_one,
 )
 from tvm_streamk.intrinsics import atomic_add, block_barrier, device_fence
 from tvm_streamk.merge import CutTileNest, MergeSite, SegmentVariables
 from tvm_streamk.nest import CPU
+from tvm_streamk.tile_nest import TileNest
 
 ZEROING_THREADS = 256
 COUNTERS_IN_PROLOGUE = "prologue"
@@ -56,6 +61,13 @@ class LastArriverMerge:
                 block=nest.block,
                 hint='merge="two_phase".',
             )
+        if nest.elements.threads > 1 and not nest.parts.thread_loops:
+            raise MergeNotSupported(
+                'merge="last_arriver" needs the thread loops around the init and the panels, and '
+                "here each of them has thread loops of its own.",
+                block=nest.block,
+                hint='merge="two_phase", or one set of thread loops around all of them.',
+            )
 
     def kernels_before(self, site: MergeSite, counters: str) -> list[Statement]:
         """Zero the arrival counters, unless the caller keeps them zero."""
@@ -70,20 +82,16 @@ class LastArriverMerge:
         return []
 
     def finish_segment(self, site: MergeSite, segment: SegmentVariables) -> list[Statement]:
-        """Publish a partial sum; the last arriver, and whoever did a whole tile, finishes it."""
-        finishes = site.finishes_tile
-        name = site.nest.block
+        """Publish a partial sum; the last arriver finishes the tile from the slots."""
+        finish = [*site.partial_sums.finish(segment.tile), _reset(site, segment)]
         partial = [
-            site.store_partial_sum(
-                site.partition.slot(segment.worker, segment.k_begin), f"{name}_partial_sum"
-            ),
+            *site.partial_sums.publish(site.slot(segment)),
             _arrive(site, segment),
-            loop("once", finishes[0], lambda _: sequence(_collect(site, segment))),
+            loop("once", site.is_last[0], lambda _: sequence(finish)),
         ]
         return [
-            _set_finishes(site, tirx.const(1, "int32"), f"{name}_whole", ()),
-            once_if(site.is_partial(segment), sequence(partial)),
-            loop("once", finishes[0], lambda _: sequence(site.epilogue)),
+            *site.if_full(segment, site.epilogue),
+            *site.if_partial(segment, sequence(partial)),
         ]
 
 
@@ -94,66 +102,64 @@ def _counter(site: MergeSite, tile: Expression) -> Expression:
 
 def _arrive(site: MergeSite, segment: SegmentVariables) -> Statement:
     """Report the arrival and learn how many peers were there before."""
-    arrivals, seen = site.arrivals, site.seen_arrivals
-    counter = [_counter(site, segment.tile)]
-    report = sequence(
-        [
-            device_fence(),
-            tirx.BufferStore(seen, atomic_add(arrivals, counter, tirx.const(1, "int32")), [0]),
-            device_fence(),
-        ]
-    )
-    publish = [
-        device_fence(),
-        block_barrier(),
-        tirx.IfThenElse(_is_first_thread(site), report, None),
-        block_barrier(),
-    ]
-    regions = [point_region(arrivals, counter), point_region(seen, [0])]
+    arrivals, seen, is_last = site.arrivals, site.seen_arrivals, site.is_last
     peers = constant(site.partition.num_peers(segment.tile), "int32")
-    everyone_else_was_there = tirx.Select(
-        seen[0] == peers - 1, tirx.const(1, "int32"), tirx.const(0, "int32")
-    )
-    name = site.nest.block
-    return sequence(
-        [
-            opaque_block(f"{name}_arrive", sequence(publish), regions, regions),
-            _set_finishes(
-                site, everyone_else_was_there, f"{name}_last", (point_region(seen, [0]),)
-            ),
-        ]
-    )
-
-
-def _collect(site: MergeSite, segment: SegmentVariables) -> list[Statement]:
-    """Add up the peers' slots and leave the counter as it was found."""
-    name = site.nest.block
     counter = [_counter(site, segment.tile)]
-    reset = tirx.IfThenElse(
-        _is_first_thread(site),
-        tirx.BufferStore(site.arrivals, tirx.const(0, "int32"), counter),
-        None,
-    )
-    return [
-        site.initialise(f"{name}_merge_init"),
-        site.add_peers(segment.tile, f"{name}_merge"),
-        opaque_block(f"{name}_reset", reset, (), (point_region(site.arrivals, counter),)),
-    ]
+
+    def publish(is_first_thread: Expression) -> Statement:
+        old = atomic_add(arrivals, counter, tirx.const(1, "int32"))
+        report = [device_fence(), tirx.BufferStore(seen, old, [0]), device_fence()]
+        body = [
+            device_fence(),
+            block_barrier(),
+            tirx.IfThenElse(is_first_thread, sequence(report), None),
+            block_barrier(),
+            tirx.BufferStore(is_last, zero_or_one(seen[0] == peers - 1), [0]),
+        ]
+        reads = [point_region(arrivals, counter), point_region(seen, [0])]
+        writes = [*reads, point_region(is_last, [0])]
+        return opaque_block(f"{site.nest.block}_arrive", sequence(body), reads, writes)
+
+    return _in_all_threads(site.nest, publish)
 
 
-def _set_finishes(site: MergeSite, value: Expression, name: str, reads: tuple[Any, ...]) -> Any:
-    store = tirx.BufferStore(site.finishes_tile, value, [0])
-    return opaque_block(name, store, reads, (point_region(site.finishes_tile, [0]),))
+def _reset(site: MergeSite, segment: SegmentVariables) -> Statement:
+    """Leave the counter as it was found."""
+    counter = [_counter(site, segment.tile)]
+
+    def store(is_first_thread: Expression) -> Statement:
+        zero = tirx.BufferStore(site.arrivals, tirx.const(0, "int32"), counter)
+        body = tirx.IfThenElse(is_first_thread, zero, None)
+        writes = (point_region(site.arrivals, counter),)
+        return opaque_block(f"{site.nest.block}_reset", body, (), writes)
+
+    return _in_all_threads(site.nest, store)
 
 
-def _is_first_thread(site: MergeSite) -> Expression:
-    """Whether this is thread 0 of the block; virtual threads share one real thread."""
-    real = [
-        step.loop_var
-        for step in site.nest.parts.thread_loops
-        if str(step.thread_binding.thread_tag).startswith("threadIdx")
-    ]
-    return tirx.all(*(variable == tirx.const(0, dtype_of(variable)) for variable in real))
+def _in_all_threads(nest: TileNest, body: Callable[[Expression], Statement]) -> Statement:
+    """A statement for every thread of the block, told whether it is thread 0.
+
+    Thread loops that do not stand around the segment, because the nest has them further inside,
+    are put around the statement. Virtual threads share one real thread and do not count.
+    """
+    around = {thread_tag(step): step for step in nest.parts.thread_loops}
+    everywhere = [*nest.parts.segment_statements, *nest.parts.epilogue]
+    inside = {
+        thread_tag(step): step
+        for step in collect(everywhere, tirx.For)
+        if is_thread_loop(step) and thread_tag(step) not in around
+    }
+    fresh = {
+        tag: ir.Var(str(step.loop_var.name), dtype_of(step.loop_var))
+        for tag, step in inside.items()
+    }
+    variables = {tag: step.loop_var for tag, step in around.items()} | fresh
+    real = [variable for tag, variable in variables.items() if tag.startswith("threadIdx")]
+    is_first = tirx.all(*(variable == tirx.const(0, dtype_of(variable)) for variable in real))
+    statement = body(is_first)
+    for tag, step in inside.items():
+        statement = rebuild_loop(step, statement, loop_var=fresh[tag], annotations={})
+    return statement
 
 
 def _zero_arrivals(site: MergeSite) -> Statement:

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from tvm_streamk.analysis import TileNest
-from tvm_streamk.elements import ElementAccess, clone_with_new_names
+from tvm_streamk.elements import clone_with_new_names
 from tvm_streamk.errors import (
     AtomicNeedsPlainStore,
     AtomicNeedsSum,
@@ -27,18 +26,18 @@ from tvm_streamk.expressions import (
     Expression,
     Statement,
     contains,
-    dtype_of,
-    loop,
     once_if,
-    point_region,
     rebuild_block,
     rebuild_loop,
     sequence,
+    shown,
 )
 from tvm_streamk.intrinsics import ATOMIC_DTYPES, atomic_add
 from tvm_streamk.nest import CPU, block_paths
+from tvm_streamk.partial_sums import PartialSums
 from tvm_streamk.partition import Partition
 from tvm_streamk.reducer import SUM
+from tvm_streamk.tile_nest import TileNest
 
 
 @dataclass(frozen=True)
@@ -60,13 +59,14 @@ class MergeSite:
     nest, partition
         What is computed and who computes it.
     workspace
-        ``(slot, element, thread)``, of the accumulator's type: the partial sums.
+        ``(slot, element, thread)``: the partial sums.
     arrivals
         One int32 per worker, 0 between launches: how many peers of the tile that this worker
         starts have arrived.
-    seen_arrivals, finishes_tile
-        One int32 in shared memory and one per thread: the arrivals before this one, and whether
-        this block runs the epilogue.
+    seen_arrivals, is_last
+        One int32 in shared memory and one per thread: the arrivals before this block's, and
+        whether that were all other peers. (TVM cannot place barriers around a loop whose bound
+        is in shared memory.)
     """
 
     nest: TileNest
@@ -74,60 +74,33 @@ class MergeSite:
     workspace: Buffer
     arrivals: Buffer
     seen_arrivals: Buffer
-    finishes_tile: Buffer
+    is_last: Buffer
 
     @property
-    def epilogue(self) -> list[Statement]:
+    def partial_sums(self) -> PartialSums:
+        """The traffic between the accumulator and the workspace."""
+        return PartialSums(self.nest, self.partition, self.workspace)
+
+    @property
+    def epilogue(self) -> Statement:
         """What followed the panel loop."""
-        return list(self.nest.parts.epilogue)
+        return sequence(self.nest.parts.epilogue)
 
-    def is_full(self, segment: SegmentVariables) -> Expression:
-        """Whether the segment is all panels of its tile."""
-        return segment.k_end - segment.k_begin == self.nest.panels
+    def slot(self, segment: SegmentVariables) -> Expression:
+        """The slot for a segment's partial sum."""
+        return self.partition.slot(segment.worker, segment.k_begin)
 
-    def is_partial(self, segment: SegmentVariables) -> Expression:
-        """Whether the segment is not all panels of its tile."""
-        return segment.k_end - segment.k_begin < self.nest.panels
+    def if_full(self, segment: SegmentVariables, statement: Statement) -> list[Statement]:
+        """Run a statement where the segment is all panels of its tile."""
+        if self.partition.all_partial:
+            return []
+        return [once_if(segment.k_end - segment.k_begin == self.nest.panels, statement)]
 
-    def initialise(self, name: str) -> Statement:
-        """Give every element of the accumulator the reduction's first value."""
-
-        def body(indices: Sequence[Expression], _position: Any) -> ElementAccess:
-            accumulator = self.nest.accumulator
-            statement = tirx.BufferStore(accumulator, self.nest.reducer.initial, list(indices))
-            return ElementAccess(statement, (), (point_region(accumulator, indices),))
-
-        return self.nest.elements.nest(name, body)
-
-    def store_partial_sum(self, slot: Expression, name: str) -> Statement:
-        """Store the accumulator in a slot of the workspace."""
-        workspace, accumulator = self.workspace, self.nest.accumulator
-
-        def body(indices: Sequence[Expression], position: Sequence[Expression]) -> ElementAccess:
-            statement = tirx.BufferStore(workspace, accumulator[tuple(indices)], list(position))
-            read, write = point_region(accumulator, indices), point_region(workspace, position)
-            return ElementAccess(statement, (read,), (write,))
-
-        return self.nest.elements.nest(name, body, (self.partition.num_slots, slot))
-
-    def add_peers(self, tile: Expression, name: str) -> Statement:
-        """Combine the slots of a tile's peers into the accumulator, in the order of the peers."""
-        workspace, accumulator = self.workspace, self.nest.accumulator
-        combine = self.nest.reducer.combine
-
-        def body(indices: Sequence[Expression], position: Sequence[Expression]) -> ElementAccess:
-            sum_so_far, partial_sum = accumulator[tuple(indices)], workspace[tuple(position)]
-            statement = tirx.BufferStore(
-                accumulator, combine(sum_so_far, partial_sum), list(indices)
-            )
-            own, other = point_region(accumulator, indices), point_region(workspace, position)
-            return ElementAccess(statement, (own, other), (own,))
-
-        def one_peer(peer: Any) -> Statement:
-            slot = self.partition.peer_slot(tile, peer)
-            return self.nest.elements.nest(name, body, (self.partition.num_slots, slot))
-
-        return loop("peer", self.partition.num_peers(tile), one_peer, dtype=dtype_of(tile))
+    def if_partial(self, segment: SegmentVariables, statement: Statement) -> list[Statement]:
+        """Run a statement where the segment is not all panels of its tile."""
+        if self.partition.all_partial:
+            return [statement]
+        return [once_if(segment.k_end - segment.k_begin < self.nest.panels, statement)]
 
 
 @dataclass(frozen=True)
@@ -178,11 +151,10 @@ class TwoPhaseMerge:
 
     def finish_segment(self, site: MergeSite, segment: SegmentVariables) -> list[Statement]:
         """Run the epilogue if the tile is complete, else store the partial sum."""
-        slot = site.partition.slot(segment.worker, segment.k_begin)
-        store = site.store_partial_sum(slot, f"{site.nest.block}_partial_sum")
+        publish = sequence(site.partial_sums.publish(site.slot(segment)))
         return [
-            once_if(site.is_full(segment), sequence(site.epilogue)),
-            once_if(site.is_partial(segment), store),
+            *site.if_full(segment, site.epilogue),
+            *site.if_partial(segment, publish),
         ]
 
     def nests_before(self, site: MergeSite) -> list[CutTileNest]:
@@ -191,15 +163,7 @@ class TwoPhaseMerge:
 
     def nests_after(self, site: MergeSite) -> list[CutTileNest]:
         """Add up the peers of each cut tile, then do what followed the panel loop."""
-
-        def statements(tile: Expression) -> list[Statement]:
-            return [
-                site.initialise(f"{site.nest.block}_merge_init"),
-                site.add_peers(tile, f"{site.nest.block}_merge"),
-                *(clone_with_new_names(part, "_merged") for part in site.epilogue),
-            ]
-
-        return [CutTileNest(f"{site.nest.block}_merge", statements)]
+        return [CutTileNest(f"{site.nest.block}_merge", site.partial_sums.finish)]
 
 
 class AtomicMerge:
@@ -242,17 +206,17 @@ class AtomicMerge:
 
     def finish_segment(self, site: MergeSite, segment: SegmentVariables) -> list[Statement]:
         """Store a full segment, add a partial one."""
-        adding = _with_store(site.epilogue, "_atomic", _atomic_add_of)
+        adding = _with_store(site.nest.parts.epilogue, "_atomic", _atomic_add_of)
         return [
-            once_if(site.is_full(segment), sequence(site.epilogue)),
-            once_if(site.is_partial(segment), sequence(adding)),
+            *site.if_full(segment, site.epilogue),
+            *site.if_partial(segment, sequence(adding)),
         ]
 
     def nests_before(self, site: MergeSite) -> list[CutTileNest]:
         """Zero the tiles that are going to be added to."""
 
         def statements(_tile: Expression) -> list[Statement]:
-            return _with_store(site.epilogue, "_zero", _zero_of)
+            return _with_store(site.nest.parts.epilogue, "_zero", _zero_of)
 
         return [CutTileNest(f"{site.nest.block}_zero", statements)]
 
@@ -273,7 +237,7 @@ def _plain_store(nest: TileNest) -> Any:
         nest.accumulator
     )
     if not loads_sum:
-        raise _not_plain(nest, f"block {paths[0].block.name_hint!r} stores `{store.value}`")
+        raise _not_plain(nest, f"block {paths[0].block.name_hint!r} stores `{shown(store.value)}`")
     if not contains(nest.function.params, store.buffer):
         raise _not_plain(nest, f"`{store.buffer.name}` is not an output of the function")
     return store

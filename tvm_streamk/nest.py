@@ -34,6 +34,7 @@ from tvm_streamk.expressions import (
     contains,
     is_grid_loop,
     is_thread_loop,
+    shown,
     uses_any,
 )
 
@@ -243,12 +244,17 @@ def _around_panel_loop(
 def _require_plain_steps(path: BlockPath, panel_depth: int) -> None:
     for step in path.steps[: panel_depth + 1]:
         if not isinstance(step, (tirx.For, tirx.SeqStmt)):
-            shown = str(step).split("\n", maxsplit=1)[0]
             raise NotATiledNest(
-                f"its loops stand under `{shown}`.",
+                f"its loops stand under {_described(step)}.",
                 block=str(path.block.name_hint),
                 hint="express a guard as a block predicate (T.where), as split does.",
             )
+
+
+def _described(step: Any) -> str:
+    if isinstance(step, tirx.IfThenElse):
+        return f"the condition `{shown(step.condition)}`"
+    return f"the attribute {step.attr_key!r}"
 
 
 def find_init(parts: NestParts, accumulator: Buffer) -> BlockPath | None:

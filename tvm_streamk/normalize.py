@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir import ScheduleError
 
@@ -23,7 +24,10 @@ from tvm_streamk.expressions import (
     Buffer,
     Expression,
     Statement,
+    buffers_accessed,
+    collect,
     contains,
+    loop,
     point_region,
     rebuild_block,
     rebuild_loop,
@@ -31,6 +35,93 @@ from tvm_streamk.expressions import (
     substitute,
 )
 from tvm_streamk.nest import CPU, NestParts, find_init, find_parts, root_block
+from tvm_streamk.relative import with_relative_indices
+
+
+def normalized(function: Any, name: str) -> Any:
+    """The function in the form that the rewrite knows; see the functions below for the steps."""
+    steps = (
+        with_tile_loop,
+        with_decomposed_init,
+        with_private_accumulator,
+        with_tile_relative_buffers,
+    )
+    for step in steps:
+        function = step(function, name)
+    return function
+
+
+def with_tile_relative_buffers(function: Any, name: str) -> Any:
+    """The function with its private buffers indexed relative to the tile and to the panel.
+
+    Parameters
+    ----------
+    function : PrimFunc
+        A function in the form that the steps before this one give. It is not changed.
+    name : str
+        The reduction block.
+
+    Returns
+    -------
+    PrimFunc
+        Equivalent where every tile has its own private buffers, as the rewrite gives it.
+    """
+    parts = find_parts(function, name)
+    allocated = root_block(function).alloc_buffers
+    private = [b for b in allocated if parts.grid == CPU or b.scope() != "global"]
+    body = sequence([*parts.segment_statements, *parts.epilogue])
+    body = with_relative_indices(body, [step.loop_var for step in parts.tile_loops], private)
+    body = _with_panel_relative_buffers(body, parts.panel_loop.loop_var, private)
+    root = rebuild_block(root_block(function), body=_with_sequence(parts, [body]))
+    return function.with_body(s_tir.SBlockRealize([], True, root))
+
+
+def _with_panel_relative_buffers(
+    body: Statement, panel_variable: Any, private: Sequence[Buffer]
+) -> Statement:
+    """Index the buffers that only the panel loop's body uses as if the panel were 0."""
+
+    def is_panel_loop(step: Any) -> bool:
+        return bool(step.loop_var.same_as(panel_variable))
+
+    everywhere = buffers_accessed(body)
+    panel_loop = next(step for step in collect(body, tirx.For) if is_panel_loop(step))
+    inside = buffers_accessed(panel_loop.body)
+    own = [
+        buffer
+        for buffer in private
+        if sum(map(buffer.same_as, everywhere)) == sum(map(buffer.same_as, inside))
+    ]
+
+    def relative(step: Any) -> Any:
+        if not is_panel_loop(step):
+            return step
+        return rebuild_loop(step, with_relative_indices(step.body, [panel_variable], own))
+
+    return tvm_ffi.structural_map(body, (tirx.For, relative), order="post")
+
+
+def with_tile_loop(function: Any, name: str) -> Any:
+    """The function with a loop around a nest that is all one tile, so that a tile loop exists.
+
+    Parameters
+    ----------
+    function : PrimFunc
+        A function whose root has one nest. It is not changed.
+    name : str
+        The reduction block.
+
+    Returns
+    -------
+    PrimFunc
+        The function itself where loops stand around the panel loop.
+    """
+    parts = find_parts(function, name)
+    if parts.tile_loops or parts.thread_loops:
+        return function
+    root = root_block(function)
+    body = loop("tile", 1, lambda _: root.body)
+    return function.with_body(s_tir.SBlockRealize([], True, rebuild_block(root, body=body)))
 
 
 def with_decomposed_init(function: Any, name: str) -> Any:

@@ -87,6 +87,9 @@ class PythonIntegers:
         return then if left < right else otherwise
 
 
+PYTHON_INTEGERS = PythonIntegers()
+
+
 def _is_zero(value: Integer) -> bool:
     """Whether a value is known to be 0, so that what depends on it need not be computed."""
     return isinstance(value, int) and value == 0
@@ -137,7 +140,7 @@ class Partition:
     panels: int
     num_workers: Integer
     decomposition: str = STREAM_K
-    operators: Operators = PythonIntegers()
+    operators: Operators = PYTHON_INTEGERS
     splits: int = 0
 
     def __post_init__(self) -> None:
@@ -191,6 +194,19 @@ class Partition:
     def _has_whole_tiles(self) -> bool:
         return self.decomposition in (PERSISTENT, TWO_TILE) and not _is_zero(self.whole_tiles)
 
+    @functools.cached_property
+    def splits_per_tile(self) -> int:
+        """For ``split_k``: into how many segments of equal length every tile is cut; else 0."""
+        if self.decomposition != SPLIT_K:
+            return 0
+        known = isinstance(self.num_tiles, int) and self.num_tiles > 0
+        return self.splits or (int(self.num_workers) // int(self.num_tiles) if known else 1)
+
+    @property
+    def all_partial(self) -> bool:
+        """Whether no segment can be full, known without looking at any."""
+        return self.splits_per_tile > 1
+
     # -- slices of the flattened panels ---------------------------------------------------------
 
     @functools.cached_property
@@ -200,13 +216,13 @@ class Partition:
 
     @functools.cached_property
     def _quotient(self) -> Integer:
-        if self.splits:
-            return self.panels // self.splits
+        if self.splits_per_tile:
+            return self.panels // self.splits_per_tile
         return self.streamed_panels // self.num_workers
 
     @functools.cached_property
     def _remainder(self) -> Integer:
-        if self.splits:
+        if self.splits_per_tile:
             return 0
         return self.streamed_panels % self.num_workers
 
@@ -264,6 +280,8 @@ class Partition:
 
     def segment(self, worker: Integer, index: Integer) -> Segment:
         """The segment number ``index`` of a worker, in closed form: no state is carried."""
+        if self.splits_per_tile:
+            return self._split_segment(worker)
         if not self._has_whole_tiles:
             return self._streamed_segment(worker, index)
         count = self.num_streamed_segments(worker)
@@ -280,6 +298,11 @@ class Partition:
             pick(streamed.k_begin, 0),
             pick(streamed.k_end, self.panels),
         )
+
+    def _split_segment(self, worker: Integer) -> Segment:
+        tile, split = worker // self.splits_per_tile, worker % self.splits_per_tile
+        length = self.panels // self.splits_per_tile
+        return Segment(tile, split * length, split * length + length)
 
     def _streamed_segment(self, worker: Integer, index: Integer) -> Segment:
         begin, end = self.slice_begin(worker), self.slice_begin(worker + 1)
@@ -329,7 +352,7 @@ class Partition:
         """The slot of peer number ``peer`` of a tile: only peer 0 starts the tile at panel 0."""
         return self.slot(self.first_peer(tile) + peer, peer)
 
-    # -- counts that a plan reports ------------------------------------------------------------------
+    # -- counts that a plan reports ----------------------------------------------------------------
 
     @functools.cached_property
     def cuts(self) -> int:

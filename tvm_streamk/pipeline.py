@@ -83,7 +83,7 @@ def _lower_stream_k(module: Any, _context: Any) -> Any:
     return tvm.IRModule({**dict(module.functions.items()), **changed}, attrs=module.attrs)
 
 
-def LowerStreamK() -> Any:  # noqa: N802 - a pass, named as TVM's are
+def LowerStreamK() -> Any:
     """A module pass that rewrites every function with a recorded decision.
 
     Functions without one are left alone. The result is the module that ``sch.stream_k`` with
@@ -102,7 +102,7 @@ def LowerStreamK() -> Any:  # noqa: N802 - a pass, named as TVM's are
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_streamk.RepairZeroTripBarriers")
-def RepairZeroTripBarriers(module: Any, _context: Any) -> Any:  # noqa: N802
+def RepairZeroTripBarriers(module: Any, _context: Any) -> Any:
     """Add the barrier that TVM forgets after a loop that may run zero times.
 
     TVM's ``ThreadSync`` counts a barrier inside a loop as passed even if the loop runs zero times,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm_streamk.annotation import RecordedDecision
-from tvm_streamk.partition import Partition
+from tvm_streamk.partition import SPLIT_K, Partition
 
 BYTES_PER_KIB = 1024
 
@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def num_workers(self) -> int:
-        """Workers of the persistent grid."""
+        """Workers of the grid; for ``split_k`` with a symbolic number of tiles, those per tile."""
         return self.decision.num_workers
 
     @property
@@ -86,13 +86,18 @@ class Plan:
         return None if self.partition is None else self.partition.most_peers
 
     @property
-    def workspace_bytes(self) -> int:
-        """Bytes of global memory for partial sums: slots times the bytes of a tile's sums."""
+    def workspace_bytes(self) -> int | None:
+        """Bytes of global memory for partial sums: slots times the bytes of a tile's sums.
+
+        None for ``split_k`` where the number of tiles, and with it that of workers, is symbolic.
+        """
         if not self.uses_workspace:
             return 0
         partition = self.partition
         if partition is not None:
             return int(partition.num_slots) * self.slot_bytes
+        if self.decision.decomposition == SPLIT_K:
+            return None
         per_worker = Partition(
             self.num_workers, self.panels, self.num_workers, self.decision.decomposition
         ).slots_per_worker
@@ -113,12 +118,28 @@ class Plan:
             ("merge", self.decision.merge if self.cuts != 0 else "none needed"),
             ("tiles", unknown if self.num_tiles is None else self.num_tiles),
             ("panels per tile", self.panels),
-            ("workers", f"{self.num_workers} on {self.processors} processors"),
+            ("workers", f"{self._workers_shown} on {self.processors} processors"),
             ("waves before -> after", waves),
             ("cuts", unknown if self.cuts is None else self.cuts),
             ("most peers", unknown if self.most_peers is None else self.most_peers),
-            ("workspace", f"{self.workspace_bytes / BYTES_PER_KIB:.1f} KiB"),
+            ("workspace", self._workspace_shown),
         ]
+
+    @property
+    def _is_symbolic_split(self) -> bool:
+        return self.num_tiles is None and self.decision.decomposition == SPLIT_K
+
+    @property
+    def _workers_shown(self) -> str:
+        return f"{self.num_workers}{' per tile' if self._is_symbolic_split else ''}"
+
+    @property
+    def _workspace_shown(self) -> str:
+        total = self.workspace_bytes
+        if total is None:
+            per_tile = self.num_workers * self.slot_bytes
+            return f"{per_tile / BYTES_PER_KIB:.1f} KiB per tile"
+        return f"{total / BYTES_PER_KIB:.1f} KiB"
 
     def __str__(self) -> str:
         width = max(len(name) for name, _ in self.rows())

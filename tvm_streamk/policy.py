@@ -303,7 +303,7 @@ def _decision(problem: Problem, chosen: Candidate, base: Candidate, reason: str)
         decomposition=chosen.decomposition,
         num_workers=chosen.num_workers,
         splits=chosen.splits,
-        merge=chosen.merge if chosen.most_peers > 1 else None,
+        merge=chosen.merge,
         reason=reason,
         predicted_us=chosen.predicted_us,
         data_parallel_us=base.predicted_us,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import s_tir, tirx
+from tvm import s_tir
 from tvm.target import Target
 
 from tvm_streamk.analysis import TileNest, analyze_function, block_name, only_function
@@ -19,14 +19,22 @@ from tvm_streamk.annotation import (
     RecordedDecision,
 )
 from tvm_streamk.errors import (
+    InvalidAnnotation,
     InvalidArgument,
     SplitsDoNotDivide,
     TooManyWorkers,
     WorkersUnknown,
 )
+from tvm_streamk.expressions import collect
 from tvm_streamk.merges import merge_named
-from tvm_streamk.nest import CPU, block_paths, find_block, root_block
-from tvm_streamk.partition import DATA_PARALLEL, DECOMPOSITIONS, SPLIT_K, STREAM_K
+from tvm_streamk.nest import CPU, UPDATE_SUFFIX, root_block
+from tvm_streamk.partition import (
+    DATA_PARALLEL,
+    DECOMPOSITIONS,
+    PERSISTENT,
+    SPLIT_K,
+    STREAM_K,
+)
 from tvm_streamk.plan import Plan
 from tvm_streamk.rewrite import needs_merge, partition_of, rewrite
 
@@ -72,8 +80,8 @@ def stream_k(
     block : str or SBlockRV
         The reduction block.
     num_workers : int, optional
-        Workers of the persistent grid, at most one per panel. By default as many as there are
-        processors, as ``num_sms`` or the current target tells.
+        Workers of the persistent grid, at most one per panel (``persistent``: per tile). By default
+        as many as there are processors, as ``num_sms`` or the current target tells.
     decomposition : str
         ``stream_k``, ``two_tile``, ``split_k`` (with ``splits``), ``persistent`` (whole tiles
         only), ``data_parallel`` (the nest as it is) or ``auto``.
@@ -141,7 +149,7 @@ def stream_k(
     function = rewrite(nest, plan.decision) if lower else None
     schedule.annotate(schedule.get_sblock("root"), ANNOTATION_KEY, plan.decision.encode())
     if function is not None:
-        _install(schedule, nest, function)
+        _install(schedule, function)
     return plan
 
 
@@ -191,7 +199,14 @@ def check_recorded(nest: TileNest, decision: RecordedDecision) -> None:
         None,
         splits,
     )
-    decide(nest, request)
+    decided = decide(nest, request).decision
+    if decided != decision:
+        raise InvalidAnnotation(
+            f"the recorded decision {decision.encode()} contradicts itself: for this nest it would "
+            f"be {decided.encode()}.",
+            block=decision.block,
+            hint="record the decision again with sch.stream_k(..., lower=False).",
+        )
 
 
 def _checked(
@@ -255,10 +270,8 @@ def _num_workers(
     processors: int | None,
     notes: list[str],
 ) -> int:
-    if word == SPLIT_K:
-        return nest.num_tiles * splits if isinstance(nest.num_tiles, int) else splits
-    if word == DATA_PARALLEL:
-        return nest.num_tiles if isinstance(nest.num_tiles, int) else 1
+    if word in (SPLIT_K, DATA_PARALLEL):
+        return _implied_workers(nest, request, word, splits)
     workers = request.num_workers or processors
     if workers is None:
         raise WorkersUnknown(
@@ -267,24 +280,66 @@ def _num_workers(
             hint="num_workers=132 (say), num_sms=132, or a current target that tells (a CPU's "
             "num-cores).",
         )
-    if not isinstance(nest.num_tiles, int) or nest.num_tiles == 0:
+    if not isinstance(nest.num_tiles, int):
         return workers
-    most = nest.num_tiles * nest.panels
+    if nest.num_tiles == 0:
+        raise TooManyWorkers(
+            "an output extent is 0, so there is no tile and no worker has anything to do.",
+            block=nest.block,
+            hint="leave the nest as it is: it computes nothing.",
+        )
+    most, shown = _most_workers(nest, word)
     if workers <= most:
         return workers
     if request.num_workers is None:
-        notes.append(f"{workers} processors, but only {most} panels: one worker per panel")
+        notes.append(f"{workers} processors, but only {shown}: {most} workers")
         return most
     raise TooManyWorkers(
-        f"num_workers={workers}, but there are only {nest.num_tiles} tiles x {nest.panels} panels "
-        f"= {most} panels: {workers - most} workers would have nothing to do.",
+        f"num_workers={workers}, but there are only {shown}: {workers - most} workers would have "
+        "nothing to do.",
         block=nest.block,
         hint=f"num_workers={most} or fewer.",
     )
 
 
-def _install(schedule: Any, nest: TileNest, function: Any) -> None:
-    """Put the rewritten function into the schedule; handles of kept blocks stay valid."""
+def _most_workers(nest: TileNest, word: str) -> tuple[int, str]:
+    """How many workers a decomposition can keep busy, and what there is to do in words."""
+    if word == PERSISTENT:
+        return nest.num_tiles, f"{nest.num_tiles} tiles, done whole"
+    panels = nest.num_tiles * nest.panels
+    return panels, f"{nest.num_tiles} tiles x {nest.panels} panels = {panels} panels"
+
+
+def _implied_workers(nest: TileNest, request: Request, word: str, splits: int) -> int:
+    """The workers that a decomposition itself fixes; per tile where their number is symbolic."""
+    per_tile = splits if word == SPLIT_K else 1
+    workers = per_tile * nest.num_tiles if isinstance(nest.num_tiles, int) else per_tile
+    if request.num_workers not in (None, workers):
+        tiles = nest.num_tiles if isinstance(nest.num_tiles, int) else "a symbolic number of"
+        raise InvalidArgument(
+            f"num_workers={request.num_workers}, but {word!r} has {per_tile} per tile and there "
+            f"are {tiles} tiles.",
+            block=nest.block,
+            hint="leave num_workers out.",
+        )
+    return workers
+
+
+def _install(schedule: Any, function: Any) -> None:
+    """Put the rewritten function into the schedule.
+
+    Blocks that the kernel still has keep their handles: a random variable that was obtained before
+    resolves to the block of the same name in the persistent kernel.
+    """
     root = root_block(only_function(schedule.mod))
     new_root = root_block(function)
-    schedule.state.replace(schedule.get_sref(root), new_root, {root: new_root})
+    new_blocks: dict[str, Any] = {}
+    for block in collect(new_root, s_tir.SBlock):
+        new_blocks.setdefault(str(block.name_hint), block)
+    reused = {}
+    for block in collect(root, s_tir.SBlock):
+        name = str(block.name_hint)
+        successor = new_blocks.get(name, new_blocks.get(name + UPDATE_SUFFIX))
+        if successor is not None:
+            reused[block] = successor
+    schedule.state.replace(schedule.get_sref(root), new_root, reused)

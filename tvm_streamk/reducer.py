@@ -10,10 +10,9 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
-from tvm_streamk.expressions import Buffer, Expression, dtype_of
+from tvm_streamk.expressions import Expression, buffers_read, contains
 
 SUM = "sum"
-BITWISE_OPERATORS = ("tirx.bitwise_and", "tirx.bitwise_or", "tirx.bitwise_xor")
 
 
 @dataclass(frozen=True)
@@ -46,18 +45,20 @@ _OPERATIONS: tuple[tuple[Any, str, Callable[[Any, Any], Any], int | None], ...] 
     (tirx.Min, "min", tirx.min, None),
     (tirx.And, "and", tirx.And, None),
     (tirx.Or, "or", tirx.Or, None),
+    (tirx.BitwiseAnd, "bitwise_and", lambda left, right: left & right, None),
+    (tirx.BitwiseOr, "bitwise_or", lambda left, right: left | right, None),
+    (tirx.BitwiseXor, "bitwise_xor", lambda left, right: left ^ right, 0),
 )
+"""Node, name, the operation, and its identity (None where it is idempotent)."""
 
 
-def match_reducer(update: Any, accumulator: Buffer, initial: Expression) -> Reducer | None:
+def match_reducer(update: Any, initial: Expression) -> Reducer | None:
     """Recognise ``accumulator[i] = operation(accumulator[i], value)``, either way round.
 
     Parameters
     ----------
     update
-        The ``BufferStore`` of the reduction block.
-    accumulator
-        The buffer that it stores to.
+        The body of the reduction block.
     initial
         The value that the init block stores.
 
@@ -66,12 +67,14 @@ def match_reducer(update: Any, accumulator: Buffer, initial: Expression) -> Redu
     Reducer or None
         None where the update is not a reduction that can be cut.
     """
+    if not isinstance(update, tirx.BufferStore):
+        return None
     value = update.value
     for kind, name, combine, identity in _OPERATIONS:
-        if isinstance(value, kind) and _one_side_is(update, accumulator, value.a, value.b):
+        if isinstance(value, kind) and _one_side_is(update, value.a, value.b):
             restartable = identity is None or _equals(initial, identity)
             return Reducer(name, combine, initial, restartable)
-    return _match_bitwise(update, accumulator, initial)
+    return None
 
 
 def sum_reducer(initial: Expression) -> Reducer:
@@ -79,43 +82,19 @@ def sum_reducer(initial: Expression) -> Reducer:
     return Reducer(SUM, lambda left, right: left + right, initial, _equals(initial, 0))
 
 
-def _match_bitwise(update: Any, accumulator: Buffer, initial: Expression) -> Reducer | None:
-    value = update.value
-    if not isinstance(value, ir.Call) or not isinstance(value.op, ir.Op):
-        return None
-    name = str(value.op.name)
-    if name not in BITWISE_OPERATORS or not _one_side_is(update, accumulator, *value.args):
-        return None
-    operation = value.op
-    dtype = dtype_of(value)
-
-    def combine(left: Expression, right: Expression) -> Expression:
-        return tirx.call_intrin(dtype, operation.name, left, right)
-
-    idempotent = not name.endswith("xor")
-    short = name.removeprefix("tirx.")
-    return Reducer(short, combine, initial, idempotent or _equals(initial, 0))
-
-
-def _one_side_is(update: Any, accumulator: Buffer, left: Expression, right: Expression) -> bool:
-    left_is = _is_same_element(update, accumulator, left)
-    right_is = _is_same_element(update, accumulator, right)
+def _one_side_is(update: Any, left: Expression, right: Expression) -> bool:
+    """Whether one operand is the element that is updated, and the other does not use its buffer."""
+    left_is, right_is = _is_same_element(update, left), _is_same_element(update, right)
     if left_is == right_is:
         return False
     other = right if left_is else left
-    found: list[Any] = []
-    tvm_ffi.structural_walk(
-        other,
-        (ir.TensorLoad, lambda load: found.append(load) if load.source.same_as(accumulator) else None),
-        order="pre",
-    )
-    return not found
+    return not contains(buffers_read(other), update.buffer)
 
 
-def _is_same_element(update: Any, accumulator: Buffer, expression: Expression) -> bool:
+def _is_same_element(update: Any, expression: Expression) -> bool:
     return (
         isinstance(expression, ir.TensorLoad)
-        and expression.source.same_as(accumulator)
+        and expression.source.same_as(update.buffer)
         and all(
             tvm_ffi.structural_equal(mine, its)
             for mine, its in zip(update.indices, expression.indices, strict=True)

@@ -29,7 +29,6 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from tvm_streamk.analysis import TileNest
 from tvm_streamk.annotation import (
     KERNEL_MARK,
     STREAMED_SUFFIX,
@@ -41,6 +40,7 @@ from tvm_streamk.expressions import (
     Statement,
     TirIntegers,
     block_iterator,
+    buffers_accessed,
     buffers_read,
     buffers_stored,
     collect,
@@ -60,6 +60,7 @@ from tvm_streamk.merge import CutTileNest, Merge, MergeSite, SegmentVariables
 from tvm_streamk.merges import merge_named
 from tvm_streamk.nest import CPU, GPU, root_block
 from tvm_streamk.partition import SPLIT_K, Partition
+from tvm_streamk.tile_nest import TileNest
 
 INT32_LIMIT = 2**31
 ARRIVALS_NAME = "stream_k_arrivals"
@@ -165,10 +166,10 @@ class _Builder:
         return [buffer for buffer in allocated if not self._is_private(buffer)]
 
     def _private_in(self, body: Statement) -> list[Buffer]:
-        used = [*buffers_read(body), *buffers_stored(body), *_accessed_regions(body)]
+        used = buffers_accessed(body)
         allocated = root_block(self.nest.function).alloc_buffers
         private = [buffer for buffer in allocated if self._is_private(buffer)]
-        private += [self.site.seen_arrivals, self.site.finishes_tile]
+        private += [self.site.seen_arrivals, self.site.is_last]
         return [buffer for buffer in private if contains(used, buffer)]
 
     # -- the main nest -----------------------------------------------------------------------------
@@ -208,7 +209,7 @@ class _Builder:
         variables = SegmentVariables(*(iterator.var for iterator in iterators.values()))
         statements = [self._panels(part, variables) for part in self.nest.parts.segment_statements]
         if self.merge is None:
-            statements += self.site.epilogue
+            statements.append(self.site.epilogue)
         else:
             statements += self.merge.finish_segment(self.site, variables)
         body = self._at_tile(sequence(statements), variables.tile)
@@ -331,13 +332,15 @@ class _Builder:
         self, name: str, iterators: Sequence[Any], values: Sequence[Expression], body: Statement
     ) -> Statement:
         private = self._private_in(body)
+        threads = self._thread_iterators()
+        body = substitute(body, {variable: each.var for variable, each in threads.items()})
         if self.nest.grid == GPU:
             body = tirx.AttrStmt(tirx.const(0, "int32"), KERNEL_MARK, tirx.const(1, "int32"), body)
         return s_tir.SBlockRealize(
-            list(values),
+            [*values, *threads],
             True,
             s_tir.SBlock(
-                list(iterators),
+                [*iterators, *threads.values()],
                 [full_region(buffer) for buffer in self._global_only(buffers_read(body), private)],
                 [full_region(buffer) for buffer in self._global_only(_written(body), private)],
                 name,
@@ -346,6 +349,18 @@ class _Builder:
                 private,
             ),
         )
+
+    def _thread_iterators(self) -> dict[Any, Any]:
+        """An iterator per thread loop: a block must not use the loop variables around it."""
+        return {
+            step.loop_var: block_iterator(
+                f"v_{step.loop_var.name}",
+                step.extent,
+                tirx.IterVar.DataPar,
+                dtype_of(step.loop_var),
+            )
+            for step in self.nest.parts.thread_loops
+        }
 
     def _global_only(self, buffers: Iterable[Buffer], private: list[Buffer]) -> list[Buffer]:
         kept: list[Buffer] = []
@@ -392,13 +407,13 @@ def _merge_site(nest: TileNest, partition: Partition) -> MergeSite:
         partition,
         workspace=tirx.decl_buffer(
             (1 if static_value(slots) == 0 else slots, *nest.elements.slot_shape),
-            str(nest.accumulator.dtype),
+            nest.elements.slot_dtype,
             name="stream_k_workspace",
         ),
         arrivals=arrivals_parameter(nest.function)
         or integers(ARRIVALS_NAME, partition.num_workers, "global"),
         seen_arrivals=integers("stream_k_seen_arrivals", 1, "shared"),
-        finishes_tile=integers("stream_k_finishes_tile", 1, "local"),
+        is_last=integers("stream_k_is_last", 1, "local"),
     )
 
 
@@ -416,14 +431,6 @@ def _written(body: Statement) -> list[Buffer]:
         region.source for block in collect(body, s_tir.SBlock) for region in block.writes
     ]
     return [*buffers_stored(body), *declared]
-
-
-def _accessed_regions(body: Statement) -> list[Buffer]:
-    return [
-        region.source
-        for block in collect(body, s_tir.SBlock)
-        for region in (*block.reads, *block.writes)
-    ]
 
 
 def _renamed_buffer(buffer: Buffer, suffix: str) -> Buffer:
