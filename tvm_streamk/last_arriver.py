@@ -61,13 +61,6 @@ class LastArriverMerge:
                 block=nest.block,
                 hint='merge="two_phase".',
             )
-        if nest.elements.threads > 1 and not nest.parts.thread_loops:
-            raise MergeNotSupported(
-                'merge="last_arriver" needs the thread loops around the init and the panels, and '
-                "here each of them has thread loops of its own.",
-                block=nest.block,
-                hint='merge="two_phase", or one set of thread loops around all of them.',
-            )
 
     def kernels_before(self, site: MergeSite, counters: str) -> list[Statement]:
         """Zero the arrival counters, unless the caller keeps them zero."""

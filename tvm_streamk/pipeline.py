@@ -17,19 +17,26 @@ from tvm import ir, s_tir, tirx
 from tvm.tirx import compilation_pipeline
 
 from tvm_streamk.analysis import analyze_function
-from tvm_streamk.annotation import ANNOTATION_KEY, KERNEL_MARK, RecordedDecision, decode
+from tvm_streamk.annotation import (
+    ANNOTATION_KEY,
+    KERNEL_MARK,
+    Choice,
+    RecordedDecision,
+    decode,
+)
 from tvm_streamk.errors import InvalidAnnotation, StreamKError
 from tvm_streamk.expressions import Statement, collect, rebuild_block, static_value
 from tvm_streamk.intrinsics import ProvideIntrinsics
 from tvm_streamk.nest import root_block
+from tvm_streamk.partition import DATA_PARALLEL
 from tvm_streamk.primitive import check_recorded
 from tvm_streamk.rewrite import rewrite
 
 PIPELINE_NAME = "s_tir"
 
 
-def recorded_decision(function: Any) -> RecordedDecision | None:
-    """The decision recorded in a function, or None."""
+def recorded_decision(function: Any) -> RecordedDecision | Choice | None:
+    """The decision, or the tuner's choice, recorded in a function, or None."""
     body = getattr(function, "body", None)
     block = getattr(body, "block", None)
     if block is None or ANNOTATION_KEY not in block.annotations:
@@ -45,19 +52,24 @@ def lower_function(function: Any) -> Any:
     InvalidAnnotation
         The annotation cannot be read, or does not fit the function: somebody changed one of them.
     """
-    decision = recorded_decision(function)
-    if decision is None:
+    recorded = recorded_decision(function)
+    if recorded is None:
         return function
     bare = _without_annotation(function)
+    if isinstance(recorded, Choice) and recorded.option.decomposition == DATA_PARALLEL:
+        return bare
     try:
-        nest = analyze_function(bare, decision.block)
+        nest = analyze_function(bare, recorded.block)
+        decision = recorded.resolve(nest.num_tiles, nest.panels)
+        if decision is None:
+            return bare
         check_recorded(nest, decision)
     except InvalidAnnotation:
         raise
     except StreamKError as error:
         raise InvalidAnnotation(
-            f"the recorded decision {decision.encode()} does not fit the function: {error}",
-            block=decision.block,
+            f"the recorded decision {recorded.encode()} does not fit the function: {error}",
+            block=recorded.block,
             hint="record the decision again with sch.stream_k(..., lower=False).",
         ) from error
     return rewrite(nest, decision)

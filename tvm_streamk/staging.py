@@ -151,16 +151,17 @@ def fragment_reducer(
             block=block,
             hint="tensorize with the intrinsics of tvm.s_tir.tensor_intrin.cuda.",
         )
+    # The fill of an int32 fragment may be written as a float; only its being 0 counts.
+    zero = tirx.const(0, str(fragment.dtype))
     initial = _fill_value(init)
-    reducer = None if initial is None else sum_reducer(initial)
-    if reducer is None or not reducer.restartable:
+    if initial is None or not sum_reducer(initial).restartable:
         raise ReducerNotSupported(
             f"its init (block {str(init.block.name_hint)!r}) does not fill `{fragment.name}` "
-            f"with 0.",
+            "with 0.",
             block=block,
             hint="start from 0 and add the other value after the panel loop.",
         )
-    return reducer
+    return sum_reducer(zero)
 
 
 def _intrinsics(block: Any) -> list[str]:
