@@ -7,9 +7,10 @@ the annotations of the block that it replaces; a list of words and integers, bec
 cannot be replayed.
 
 Two formats, told apart by the first entry. Format 1 is a decision: the primitive's arguments, all
-decided. Format 2 is a choice of the tuner: a table of decisions and which of them is taken. There
-the taken entry may be a random variable of the trace, so that a mutation of the trace changes it,
-and what depends on sampled tile sizes is left open until the nest is known.
+decided. Format 2 is a choice of the tuner: a table of decisions, where what depends on sampled tile
+sizes is left open until the nest is known. Which of them is taken stands in an annotation of its
+own, as a random variable of the trace that a mutation changes: TVM drops the sampling of a variable
+that is used in a list only.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tvm_streamk.partition import (
 )
 
 ANNOTATION_KEY = "tvm_streamk"
+TAKEN_KEY = "tvm_streamk.taken"
 STREAMED_SUFFIX = "_stream_k"
 KERNEL_MARK = "tvm_streamk.kernel"
 """Attribute around the work of a GPU worker: it tells our device passes which kernels are ours, and
@@ -43,11 +45,13 @@ ATOMIC = "atomic"
 LAST_ARRIVER = "last_arriver"
 TWO_PHASE = "two_phase"
 MERGES = (ATOMIC, LAST_ARRIVER, TWO_PHASE)
-COUNTERS = ("prologue", "argument")
+PROLOGUE = "prologue"
+ARGUMENT = "argument"
+COUNTERS = (PROLOGUE, ARGUMENT)
 RECORDED_DECOMPOSITIONS = tuple(word for word in DECOMPOSITIONS if word != DATA_PARALLEL)
 """Data-parallel is the nest as it is: there is nothing to record."""
 _FIELDS = ("version", "block", "decomposition", "merge", "counters", "num_workers", "splits")
-_CHOICE_FIELDS = ("version", "block", "counters", "taken")
+_CHOICE_FIELDS = ("version", "block", "counters")
 _OPTION_FIELDS = ("decomposition", "merge", "num_workers", "splits")
 
 
@@ -118,6 +122,8 @@ class Option:
             word = STREAM_K
         elif partition.streamed_tiles == 0:
             word = PERSISTENT
+        if partition.cuts == 0 and workers == num_tiles:
+            return None
         if partition.cuts == 0:
             merge = TWO_PHASE
         return RecordedDecision(block, word, merge, counters, workers, 0)
@@ -125,24 +131,21 @@ class Option:
 
 @dataclass(frozen=True)
 class Choice:
-    """A table of options for one block, and the index of the one that is taken.
-
-    ``taken`` is an integer, or a random variable of a trace where a choice is being recorded.
-    """
+    """A table of options for one block, and the index of the one that is taken."""
 
     block: str
     counters: str
-    taken: Any
     options: tuple[Option, ...]
+    taken: int = 0
 
     def encode(self) -> list[Any]:
-        """The annotation's value: four entries, then four per option."""
+        """The value of the table's annotation: three entries, then four per option."""
         flat = [
             entry
             for option in self.options
             for entry in (option.decomposition, option.merge, option.num_workers, option.splits)
         ]
-        return [CHOICE_VERSION, self.block, self.counters, self.taken, *flat]
+        return [CHOICE_VERSION, self.block, self.counters, *flat]
 
     @property
     def option(self) -> Option:
@@ -158,19 +161,34 @@ class Choice:
             The number of tiles is symbolic.
         """
         if not isinstance(num_tiles, int):
-            raise _invalid(self.encode(), f"a choice needs a known number of tiles, not {num_tiles}")
+            raise _invalid(self.encode(), f"a choice needs a number of tiles, not {num_tiles}")
         return self.option.resolve(self.block, self.counters, num_tiles, panels)
 
 
-def decode(value: Any) -> RecordedDecision | Choice:
-    """Read an annotation's value, trusting nothing: traces are files that people edit."""
+def decode(value: Any, taken: Any = None) -> RecordedDecision | Choice:
+    """Read an annotation's value, trusting nothing: traces are files that people edit.
+
+    Parameters
+    ----------
+    value
+        Of the annotation :data:`ANNOTATION_KEY`.
+    taken
+        Of the annotation :data:`TAKEN_KEY`; None where there is none.
+
+    Raises
+    ------
+    InvalidAnnotation
+        With the value, and what is wrong with it.
+    """
     fields = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     if fields and _is_integer(fields[0]) and int(fields[0]) == CHOICE_VERSION:
-        return _decode_choice(value, fields)
+        return _decode_choice(value, fields, taken)
+    if taken is not None:
+        raise _invalid(value, f"it has no options, but {TAKEN_KEY!r} takes option {taken}")
     return _decode_decision(value, fields)
 
 
-def _decode_choice(value: Any, fields: list[Any]) -> Choice:
+def _decode_choice(value: Any, fields: list[Any], taken: Any) -> Choice:
     head, flat = fields[: len(_CHOICE_FIELDS)], fields[len(_CHOICE_FIELDS) :]
     width = len(_OPTION_FIELDS)
     if len(head) < len(_CHOICE_FIELDS) or not flat or len(flat) % width:
@@ -179,8 +197,10 @@ def _decode_choice(value: Any, fields: list[Any]) -> Choice:
             f"a choice has the {len(_CHOICE_FIELDS)} entries {', '.join(_CHOICE_FIELDS)}, then "
             f"{width} for each option: {', '.join(_OPTION_FIELDS)}",
         )
-    _, block, counters, taken = head
-    index = _integer(value, "taken", taken)
+    _, block, counters = head
+    if taken is None:
+        raise _invalid(value, f"the annotation {TAKEN_KEY!r}, which option it takes, is missing")
+    index = _integer(value, TAKEN_KEY, taken)
     _require_known(value, {"counters": (counters, COUNTERS)})
     options = [
         _decode_option(value, flat[first : first + width])
@@ -188,7 +208,7 @@ def _decode_choice(value: Any, fields: list[Any]) -> Choice:
     ]
     if not 0 <= index < len(options):
         raise _invalid(value, f"it takes option {index} of {len(options)}, counted from 0")
-    return Choice(str(block), str(counters), index, tuple(options))
+    return Choice(str(block), str(counters), tuple(options), index)
 
 
 def _decode_option(value: Any, fields: list[Any]) -> Option:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from tvm import ir, tirx
+from tvm import ir, s_tir, tirx
 
 from tvm_streamk.expressions import Buffer, Expression, collect, contains, dtype_of, static_value
 from tvm_streamk.nest import block_paths, root_block
@@ -64,7 +64,7 @@ class Contraction:
                 total = total * (iterator.dom.extent if known is None else known)
         return total
 
-    def trailing_extents(self, axis: Axis) -> tuple[Expression, ...]:
+    def axis_extents(self, axis: Axis) -> tuple[Expression, ...]:
         """The extents of a group's axes, outermost first."""
         pairs = zip(self.block.iter_vars, self.axes, strict=True)
         return tuple(iterator.dom.extent for iterator, own in pairs if own == axis)
@@ -78,6 +78,11 @@ class Contraction:
             The block's iterators that index the tensor, in the tensor's order.
         order : sequence of Axis
             The groups, as they come out.
+
+        Returns
+        -------
+        tvm.tirx.IndexMap
+            A group without axes becomes the index 0.
         """
         kinds = {
             iterator.var: (own, iterator.dom.extent)
@@ -96,13 +101,25 @@ class Contraction:
 
 def find_reduction(function: Any) -> Any | None:
     """The one block of a function that reduces, or None where there is none or are several."""
+    if not isinstance(function.body, s_tir.SBlockRealize):
+        return None
     paths = block_paths(root_block(function).body)
     reducing = [path.block for path in paths if _reduces(path.block)]
     return reducing[0] if len(reducing) == 1 else None
 
 
 def classify(block: Any) -> Contraction | None:
-    """The block as a contraction, or None where it is something else."""
+    """The block as a contraction, or None where it is something else.
+
+    Parameters
+    ----------
+    block : SBlock
+        A reduction block.
+
+    Returns
+    -------
+    Contraction or None
+    """
     product = _product_of_loads(block)
     if product is None or len(block.writes) != 1 or len(block.reads) != 2:
         return None

@@ -174,6 +174,13 @@ class MergeNotSupported(StreamKError):
 
 
 @tvm.error.register_error
+class CountersNotUsable(StreamKError):
+    """``counters="argument"`` finds no parameter for the arrival counters, or not a fitting one."""
+
+    requirement = "one int32 counter per worker, in a parameter that nothing else uses"
+
+
+@tvm.error.register_error
 class InvalidAnnotation(StreamKError):
     """The recorded decision in the root block's annotation cannot be read."""
 

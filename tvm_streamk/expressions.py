@@ -64,8 +64,9 @@ def dtype_of(value: Expression) -> str:
 
 def constant(value: Expression, dtype: str) -> Expression:
     """An expression of ``dtype`` from a Python integer or an expression."""
-    if isinstance(value, int):
-        return tirx.const(value, dtype)
+    number = static_value(value)
+    if number is not None:
+        return tirx.const(number, dtype)
     return value if dtype_of(value) == dtype else tirx.Cast(dtype, value)
 
 

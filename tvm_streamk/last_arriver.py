@@ -21,6 +21,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from tvm_streamk.annotation import PROLOGUE
 from tvm_streamk.errors import MergeNotSupported
 from tvm_streamk.expressions import (
     Expression,
@@ -44,7 +45,6 @@ from tvm_streamk.nest import CPU
 from tvm_streamk.tile_nest import TileNest
 
 ZEROING_THREADS = 256
-COUNTERS_IN_PROLOGUE = "prologue"
 
 
 class LastArriverMerge:
@@ -64,7 +64,7 @@ class LastArriverMerge:
 
     def kernels_before(self, site: MergeSite, counters: str) -> list[Statement]:
         """Zero the arrival counters, unless the caller keeps them zero."""
-        return [_zero_arrivals(site)] if counters == COUNTERS_IN_PROLOGUE else []
+        return [_zero_arrivals(site)] if counters == PROLOGUE else []
 
     def nests_before(self, _site: MergeSite) -> list[CutTileNest]:
         """Nothing to prepare per tile."""

@@ -179,7 +179,11 @@ class Partition:
             return self.num_tiles
         remainder = self.num_tiles % self.num_workers
         below_two_waves = self.operators.minimum(self.num_tiles, remainder + self.num_workers)
-        return self.operators.where_less(0, remainder, below_two_waves, 0)
+        if self._is_symbolic:
+            # Where the waves are full this streams one wave, of which every worker gets one whole
+            # tile: the same work, from a formula without a case distinction.
+            return below_two_waves
+        return below_two_waves if remainder else 0
 
     @functools.cached_property
     def whole_tiles(self) -> Integer:
@@ -214,6 +218,16 @@ class Partition:
         """The length of the flattened (tile, panel) space of the streamed tiles."""
         return self.streamed_tiles * self.panels
 
+    @property
+    def _is_symbolic(self) -> bool:
+        return not (isinstance(self.num_tiles, int) and isinstance(self.num_workers, int))
+
+    @functools.cached_property
+    def _quota(self) -> Integer:
+        """Panels per worker, rounded up, where the number of tiles is symbolic; at least 1."""
+        rounded_up = (self.streamed_panels + self.num_workers - 1) // self.num_workers
+        return self.operators.maximum(rounded_up, 1)
+
     @functools.cached_property
     def _quotient(self) -> Integer:
         if self.splits_per_tile:
@@ -231,13 +245,20 @@ class Partition:
 
         The first ``remainder`` workers get one panel more. ``num_tiles * panels * num_workers``
         is never formed, so the index type that holds ``num_tiles * panels`` suffices.
+
+        Where the number of tiles is symbolic, every slice has the length of the longest and the
+        last ones are cut off: the kernel takes as long, and its index arithmetic is far smaller.
         """
+        if self._is_symbolic and not self.splits_per_tile:
+            return self.operators.minimum(worker * self._quota, self.streamed_panels)
         if _is_zero(self._remainder):
             return worker * self._quotient
         return worker * self._quotient + self.operators.minimum(worker, self._remainder)
 
     def slice_owner(self, flat_panel: Integer) -> Integer:
         """The worker whose slice holds a flattened panel: the inverse of :meth:`slice_begin`."""
+        if self._is_symbolic and not self.splits_per_tile:
+            return flat_panel // self._quota
         if _is_zero(self._remainder) and self._slices_never_empty:
             return flat_panel // self._quotient
         longer = self._quotient + 1
@@ -259,10 +280,8 @@ class Partition:
         if not self._has_streamed_tiles:
             return 0
         begin, end = self.slice_begin(worker), self.slice_begin(worker + 1)
-        touched = (end - 1) // self.panels - begin // self.panels + 1
-        if self._slices_never_empty:
-            return touched
-        return self.operators.where_less(begin, end, touched, 0)
+        # An empty slice begins and ends at the end of the last tile, which gives 0 here too.
+        return (end - 1) // self.panels - begin // self.panels + 1
 
     @functools.cached_property
     def _slices_never_empty(self) -> bool:
@@ -272,6 +291,8 @@ class Partition:
         """How many whole tiles a worker does."""
         if not self._has_whole_tiles:
             return 0
+        if self.decomposition == TWO_TILE:
+            return self.whole_tiles // self.num_workers
         return (self.whole_tiles - worker + self.num_workers - 1) // self.num_workers
 
     def num_segments(self, worker: Integer) -> Integer:

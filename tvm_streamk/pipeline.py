@@ -20,16 +20,17 @@ from tvm_streamk.analysis import analyze_function
 from tvm_streamk.annotation import (
     ANNOTATION_KEY,
     KERNEL_MARK,
+    TAKEN_KEY,
     Choice,
     RecordedDecision,
     decode,
 )
+from tvm_streamk.decide import check_recorded
 from tvm_streamk.errors import InvalidAnnotation, StreamKError
 from tvm_streamk.expressions import Statement, collect, rebuild_block, static_value
 from tvm_streamk.intrinsics import ProvideIntrinsics
 from tvm_streamk.nest import root_block
 from tvm_streamk.partition import DATA_PARALLEL
-from tvm_streamk.primitive import check_recorded
 from tvm_streamk.rewrite import rewrite
 
 PIPELINE_NAME = "s_tir"
@@ -41,7 +42,7 @@ def recorded_decision(function: Any) -> RecordedDecision | Choice | None:
     block = getattr(body, "block", None)
     if block is None or ANNOTATION_KEY not in block.annotations:
         return None
-    return decode(block.annotations[ANNOTATION_KEY])
+    return decode(block.annotations[ANNOTATION_KEY], block.annotations.get(TAKEN_KEY))
 
 
 def lower_function(function: Any) -> Any:
@@ -55,7 +56,7 @@ def lower_function(function: Any) -> Any:
     recorded = recorded_decision(function)
     if recorded is None:
         return function
-    bare = _without_annotation(function)
+    bare = without_annotation(function)
     if isinstance(recorded, Choice) and recorded.option.decomposition == DATA_PARALLEL:
         return bare
     try:
@@ -75,9 +76,11 @@ def lower_function(function: Any) -> Any:
     return rewrite(nest, decision)
 
 
-def _without_annotation(function: Any) -> Any:
+def without_annotation(function: Any) -> Any:
+    """The function without its recorded decision."""
     root = root_block(function)
-    kept = {key: value for key, value in root.annotations.items() if key != ANNOTATION_KEY}
+    own = (ANNOTATION_KEY, TAKEN_KEY)
+    kept = {key: value for key, value in root.annotations.items() if key not in own}
     return function.with_body(
         s_tir.SBlockRealize([], True, rebuild_block(root, annotations=kept))
     )

@@ -3,54 +3,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from tvm import s_tir
-from tvm.target import Target
 
-from tvm_streamk.analysis import TileNest, analyze_function, block_name, only_function
-from tvm_streamk.annotation import (
-    ANNOTATION_KEY,
-    COUNTERS,
-    LAST_ARRIVER,
-    MERGES,
-    TWO_PHASE,
-    RecordedDecision,
-)
-from tvm_streamk.errors import (
-    InvalidAnnotation,
-    InvalidArgument,
-    SplitsDoNotDivide,
-    TooManyWorkers,
-    WorkersUnknown,
-)
+from tvm_streamk.analysis import analyze_function, block_name, only_function
+from tvm_streamk.annotation import ANNOTATION_KEY, COUNTERS, MERGES
+from tvm_streamk.decide import AUTO, Request, decide
+from tvm_streamk.devices import Device, UnknownDevice, lookup
+from tvm_streamk.errors import CountersNotUsable, InvalidArgument
 from tvm_streamk.expressions import collect
-from tvm_streamk.merges import merge_named
-from tvm_streamk.nest import CPU, UPDATE_SUFFIX, root_block
-from tvm_streamk.partition import (
-    DATA_PARALLEL,
-    DECOMPOSITIONS,
-    PERSISTENT,
-    SPLIT_K,
-    STREAM_K,
-)
+from tvm_streamk.nest import UPDATE_SUFFIX, root_block
+from tvm_streamk.partition import DATA_PARALLEL, DECOMPOSITIONS
 from tvm_streamk.plan import Plan
-from tvm_streamk.rewrite import needs_merge, partition_of, rewrite
-
-AUTO = "auto"
-
-
-@dataclass(frozen=True)
-class Request:
-    """The caller's arguments after their kinds and words have been checked."""
-
-    num_workers: int | None
-    decomposition: str
-    merge: str
-    counters: str
-    num_sms: int | None
-    splits: int | None
+from tvm_streamk.rewrite import rewrite
 
 
 def stream_k(
@@ -64,6 +31,8 @@ def stream_k(
     *,
     num_sms: int | None = None,
     splits: int | None = None,
+    device: Device | str | None = None,
+    batch_invariant: bool = False,
 ) -> Plan:
     """Turn a tiled reduction nest into a persistent Stream-K kernel.
 
@@ -84,19 +53,29 @@ def stream_k(
         as many as there are processors, as ``num_sms`` or the current target tells.
     decomposition : str
         ``stream_k``, ``two_tile``, ``split_k`` (with ``splits``), ``persistent`` (whole tiles
-        only), ``data_parallel`` (the nest as it is) or ``auto``.
+        only), ``data_parallel`` (the nest as it is) or ``auto``: what a cost model expects to be
+        fastest, which may be the nest as it is; the plan's notes say what and why. With
+        ``num_workers`` given, ``auto`` means ``stream_k``.
     merge : str
         ``last_arriver`` (one kernel, deterministic; GPU grids), ``two_phase`` (a second nest,
         deterministic, works everywhere), ``atomic`` (GPU grids, plain sums) or ``auto``.
     counters : str
-        For ``last_arriver``: ``prologue`` zeroes the arrival counters in a kernel of its own,
-        ``argument`` adds a zeroed int32 buffer to the function's parameters.
+        For ``last_arriver``: ``prologue`` zeroes the arrival counters in a kernel of its own.
+        ``argument`` has no such launch: the counters are the function's last parameter,
+        ``stream_k_arrivals``, int32, one per worker, zeroed once by the caller and left zero by
+        every launch. With ``lower=True`` the function must have that parameter already, since a
+        schedule cannot add one; ``LowerStreamK`` adds it.
     lower : bool
         Whether to rewrite now, or to leave that to ``LowerStreamK`` in the build pipeline.
     num_sms : int, optional
         Processors of the device, where no target tells.
     splits : int, optional
         For ``split_k``: segments per tile, a divisor of the panels.
+    device : Device or str, optional
+        For ``auto``: whose constants the cost model uses, as a record or a known name.
+    batch_invariant : bool
+        For ``auto``: let the split depend on K alone, so that the bits of a row of the output do
+        not change with the number of rows.
 
     Returns
     -------
@@ -139,6 +118,7 @@ def stream_k(
             <C = the sum of the workspace's slots, for the tile that the boundary cuts>
     """
     request = _checked(num_workers, decomposition, merge, counters, num_sms, splits)
+    request = replace(request, device=_known_device(device), batch_invariant=bool(batch_invariant))
     if not isinstance(lower, bool):
         raise InvalidArgument(f"lower must be True or False, got {lower!r}.")
     name = block_name(schedule, block)
@@ -147,66 +127,12 @@ def stream_k(
     if plan.decision.decomposition == DATA_PARALLEL:
         return plan
     function = rewrite(nest, plan.decision) if lower else None
+    if function is not None and len(function.params) != len(nest.function.params):
+        raise _parameter_missing(nest.block, plan)
     schedule.annotate(schedule.get_sblock("root"), ANNOTATION_KEY, plan.decision.encode())
     if function is not None:
         _install(schedule, function)
     return plan
-
-
-def decide(nest: TileNest, request: Request) -> Plan:
-    """Fill in what the request leaves open and check the whole against the nest."""
-    notes: list[str] = []
-    word = STREAM_K if request.decomposition == AUTO else request.decomposition
-    if request.splits is not None and word != SPLIT_K:
-        raise InvalidArgument(
-            f"splits={request.splits} belongs to decomposition='split_k', not to {word!r}.",
-            block=nest.block,
-        )
-    processors = _processors(nest, request)
-    splits = _splits(nest, request) if word == SPLIT_K else 0
-    workers = _num_workers(nest, request, word, splits, processors, notes)
-    merge = request.merge
-    if merge == AUTO:
-        merge = TWO_PHASE if nest.grid == CPU else LAST_ARRIVER
-    decision = RecordedDecision(nest.block, word, merge, request.counters, workers, splits)
-    uses_workspace = False
-    if word != DATA_PARALLEL and needs_merge(partition_of(nest, decision)):
-        chosen = merge_named(merge)
-        chosen.check(nest)
-        uses_workspace = chosen.needs_workspace
-    return Plan(
-        block=nest.block,
-        grid=nest.grid,
-        decision=decision,
-        num_tiles=nest.num_tiles if isinstance(nest.num_tiles, int) else None,
-        panels=nest.panels,
-        slot_bytes=nest.elements.slot_bytes,
-        processors=processors or workers,
-        uses_workspace=uses_workspace,
-        notes=tuple(notes),
-    )
-
-
-def check_recorded(nest: TileNest, decision: RecordedDecision) -> None:
-    """Check a recorded decision against the nest that it is found on, as a request is checked."""
-    splits = decision.splits or None
-    is_split = decision.decomposition == SPLIT_K
-    request = Request(
-        None if is_split else decision.num_workers,
-        decision.decomposition,
-        decision.merge,
-        decision.counters,
-        None,
-        splits,
-    )
-    decided = decide(nest, request).decision
-    if decided != decision:
-        raise InvalidAnnotation(
-            f"the recorded decision {decision.encode()} contradicts itself: for this nest it would "
-            f"be {decided.encode()}.",
-            block=decision.block,
-            hint="record the decision again with sch.stream_k(..., lower=False).",
-        )
 
 
 def _checked(
@@ -227,102 +153,25 @@ def _checked(
     return Request(num_workers, decomposition, merge, counters, num_sms, splits)
 
 
-def _processors(nest: TileNest, request: Request) -> int | None:
-    """How many workers run at the same time, where something tells."""
-    if request.num_sms is not None:
-        return request.num_sms
-    target = Target.current(allow_none=True)
-    if target is None:
-        return None
-    if nest.grid == CPU:
-        cores = target.attrs.get("num-cores")
-        return None if cores is None else int(cores)
-    return None
+def _known_device(device: Any) -> Device | None:
+    if device is None or isinstance(device, Device):
+        return device
+    if not isinstance(device, str):
+        raise InvalidArgument(f"device must be a Device or a known name, got {device!r}.")
+    try:
+        return lookup(device)
+    except UnknownDevice as error:
+        raise InvalidArgument(f"device={device!r}: {error}") from error
 
 
-def _splits(nest: TileNest, request: Request) -> int:
-    splits = request.splits
-    if splits is None:
-        raise InvalidArgument(
-            "decomposition='split_k' needs splits, the number of segments per tile.",
-            block=nest.block,
-            hint=f"splits={_some_divisors(nest.panels)}.",
-        )
-    if nest.panels % splits:
-        raise SplitsDoNotDivide(
-            f"splits={splits} does not divide the {nest.panels} panels of a tile.",
-            block=nest.block,
-            hint=f"splits={_some_divisors(nest.panels)}, or decomposition='stream_k'.",
-        )
-    return splits
-
-
-def _some_divisors(panels: int) -> str:
-    divisors = [count for count in range(2, panels + 1) if panels % count == 0]
-    return " or ".join(str(count) for count in divisors[:3]) or "1"
-
-
-def _num_workers(
-    nest: TileNest,
-    request: Request,
-    word: str,
-    splits: int,
-    processors: int | None,
-    notes: list[str],
-) -> int:
-    if word in (SPLIT_K, DATA_PARALLEL):
-        return _implied_workers(nest, request, word, splits)
-    workers = request.num_workers or processors
-    if workers is None:
-        raise WorkersUnknown(
-            "nothing tells how many processors there are.",
-            block=nest.block,
-            hint="num_workers=132 (say), num_sms=132, or a current target that tells (a CPU's "
-            "num-cores).",
-        )
-    if not isinstance(nest.num_tiles, int):
-        return workers
-    if nest.num_tiles == 0:
-        raise TooManyWorkers(
-            "an output extent is 0, so there is no tile and no worker has anything to do.",
-            block=nest.block,
-            hint="leave the nest as it is: it computes nothing.",
-        )
-    most, shown = _most_workers(nest, word)
-    if workers <= most:
-        return workers
-    if request.num_workers is None:
-        notes.append(f"{workers} processors, but only {shown}: {most} workers")
-        return most
-    raise TooManyWorkers(
-        f"num_workers={workers}, but there are only {shown}: {workers - most} workers would have "
-        "nothing to do.",
-        block=nest.block,
-        hint=f"num_workers={most} or fewer.",
+def _parameter_missing(block: str, plan: Plan) -> CountersNotUsable:
+    return CountersNotUsable(
+        "counters='argument' needs a parameter for the arrival counters, and a schedule cannot "
+        "add one.",
+        block=block,
+        hint=f"lower=False and LowerStreamK, which adds it, or a function whose last parameter is "
+        f"`stream_k_arrivals`, int32 of shape ({plan.num_workers},).",
     )
-
-
-def _most_workers(nest: TileNest, word: str) -> tuple[int, str]:
-    """How many workers a decomposition can keep busy, and what there is to do in words."""
-    if word == PERSISTENT:
-        return nest.num_tiles, f"{nest.num_tiles} tiles, done whole"
-    panels = nest.num_tiles * nest.panels
-    return panels, f"{nest.num_tiles} tiles x {nest.panels} panels = {panels} panels"
-
-
-def _implied_workers(nest: TileNest, request: Request, word: str, splits: int) -> int:
-    """The workers that a decomposition itself fixes; per tile where their number is symbolic."""
-    per_tile = splits if word == SPLIT_K else 1
-    workers = per_tile * nest.num_tiles if isinstance(nest.num_tiles, int) else per_tile
-    if request.num_workers not in (None, workers):
-        tiles = nest.num_tiles if isinstance(nest.num_tiles, int) else "a symbolic number of"
-        raise InvalidArgument(
-            f"num_workers={request.num_workers}, but {word!r} has {per_tile} per tile and there "
-            f"are {tiles} tiles.",
-            block=nest.block,
-            hint="leave num_workers out.",
-        )
-    return workers
 
 
 def _install(schedule: Any, function: Any) -> None:

@@ -64,7 +64,7 @@ def with_relative_indices(
     if not chosen:
         return statement
     zero = {variable: tirx.const(0, dtype_of(variable)) for variable in outer}
-    return _Rewriter(chosen).visit(statement, zero)
+    return _Rewriter(chosen, offsets.analyzer).visit(statement, zero)
 
 
 def _analyzer(statement: Statement) -> Any:
@@ -158,8 +158,9 @@ class _Offsets:
 class _Rewriter:
     """Replaces, in accesses of the chosen buffers only, outer variables by what they are at 0."""
 
-    def __init__(self, chosen: Sequence[Buffer]) -> None:
+    def __init__(self, chosen: Sequence[Buffer], analyzer: Any) -> None:
         self.chosen = list(chosen)
+        self.analyzer = analyzer
 
     def visit(self, statement: Statement, relative: Environment) -> Statement:
         """Rewrite a statement; ``relative`` maps variables to their values relative to the tile."""
@@ -182,7 +183,8 @@ class _Rewriter:
             variable = ir.Var(f"{iterator.var.name}_in_tile", dtype)
             inner[iterator.var] = variable
             new = tirx.IterVar(iterator.dom, variable, tirx.IterVar.DataPar)
-            added.append((new, constant(substitute(value, relative), dtype)))
+            at_zero = self.analyzer.simplify(substitute(value, relative))
+            added.append((new, constant(at_zero, dtype)))
         changed = rebuild_block(
             block,
             reads=[self._accesses(region, inner) for region in block.reads],

@@ -30,6 +30,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tvm_streamk.annotation import (
+    ARGUMENT,
     KERNEL_MARK,
     STREAMED_SUFFIX,
     RecordedDecision,
@@ -126,7 +127,7 @@ class _Builder:
     def create(nest: TileNest, decision: RecordedDecision) -> _Builder:
         partition = partition_of(nest, decision)
         merge = merge_named(decision.merge) if needs_merge(partition) else None
-        site = _merge_site(nest, partition)
+        site = _merge_site(nest, partition, decision.counters)
         return _Builder(nest, decision, partition, merge, site, index_dtype(nest))
 
     def function(self) -> Any:
@@ -143,15 +144,24 @@ class _Builder:
             body=sequence(nests),
             alloc_buffers=[*self._shared_by_tiles(), *self._merge_allocations()],
         )
-        return self.nest.function.with_body(s_tir.SBlockRealize([], True, new_root))
+        function = self.nest.function.with_body(s_tir.SBlockRealize([], True, new_root))
+        if self._adds_parameter:
+            return with_parameter(function, self.site.arrivals)
+        return function
+
+    @property
+    def _adds_parameter(self) -> bool:
+        """Whether the caller shall pass the counters, but the function has no parameter for it."""
+        uses_counters = self.merge is not None and self.merge.needs_counters
+        given = contains(self.nest.function.params, self.site.arrivals)
+        return uses_counters and self.decision.counters == ARGUMENT and not given
 
     def _merge_allocations(self) -> list[Buffer]:
         """Global memory that the merge needs, for the root block."""
         if self.merge is None:
             return []
         buffers = [self.site.workspace] if self.merge.needs_workspace else []
-        given = contains(self.nest.function.params, self.site.arrivals)
-        if self.merge.needs_counters and not given:
+        if self.merge.needs_counters and self.decision.counters != ARGUMENT:
             buffers.append(self.site.arrivals)
         return buffers
 
@@ -397,11 +407,13 @@ def _with_ordinary_iterators(statement: Statement) -> Statement:
     return tvm_ffi.structural_map(statement, (s_tir.SBlock, retype), order="post")
 
 
-def _merge_site(nest: TileNest, partition: Partition) -> MergeSite:
+def _merge_site(nest: TileNest, partition: Partition, counters: str) -> MergeSite:
     def integers(name: str, extent: Expression, scope: str) -> Buffer:
         return tirx.decl_buffer((extent,), "int32", name=name, scope=scope)
 
     slots = partition.num_slots
+    given = arrivals_parameter(nest.function) if counters == ARGUMENT else None
+    arrivals = given or integers(ARRIVALS_NAME, partition.num_workers, "global")
     return MergeSite(
         nest,
         partition,
@@ -410,10 +422,19 @@ def _merge_site(nest: TileNest, partition: Partition) -> MergeSite:
             nest.elements.slot_dtype,
             name="stream_k_workspace",
         ),
-        arrivals=arrivals_parameter(nest.function)
-        or integers(ARRIVALS_NAME, partition.num_workers, "global"),
+        arrivals=arrivals,
         seen_arrivals=integers("stream_k_seen_arrivals", 1, "shared"),
         is_last=integers("stream_k_is_last", 1, "local"),
+    )
+
+
+def with_parameter(function: Any, parameter: Any) -> Any:
+    """The function with one more parameter, the last."""
+    return tirx.PrimFunc(
+        [*function.params, parameter],
+        function.body,
+        function.ret_type,
+        function.attrs,
     )
 
 

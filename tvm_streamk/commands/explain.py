@@ -9,11 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tvm_streamk.devices import UnknownDevice
 from tvm_streamk.explain import DEFAULT_TILE, HALF_BYTES
 from tvm_streamk.explain import explain as explain_product
-from tvm_streamk.plot import MatplotlibMissing, UnknownPictureFormat
-from tvm_streamk.policy import WorkspaceLimitTooSmall
+from tvm_streamk.plot import MatplotlibMissing
 
 KIB = 1024
 
@@ -63,7 +61,5 @@ def explain(
         console.print(explanation)
         if plot is not None:
             console.print(f"Picture: {explanation.plot(plot)}")
-    except (UnknownDevice, UnknownPictureFormat, MatplotlibMissing, WorkspaceLimitTooSmall) as why:
-        raise typer.BadParameter(str(why)) from why
-    except ValueError as why:
+    except (ValueError, MatplotlibMissing) as why:
         raise typer.BadParameter(str(why)) from why

@@ -80,7 +80,6 @@ Context make_context(void* stack, void (*entry)()) {
   // A function expects to start 8 bytes below a multiple of 16, as if a call had pushed its
   // return address there. This one is null: debuggers see the end of the stack.
   *--top = nullptr;
-  *--top = nullptr;
   *--top = reinterpret_cast<void*>(entry);
   for (size_t i = 0; i < saved_registers; ++i) *--top = nullptr;
   return Context{top};

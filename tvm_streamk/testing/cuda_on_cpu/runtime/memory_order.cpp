@@ -38,9 +38,13 @@ void before_atomic(const volatile void* address) {
 }
 
 void after_atomic(const volatile void* address, bool changed_memory) {
-  SanitizerThread& known = current->sanitizer;
+  CudaThread* const thread = current;
   if (changed_memory) scheduler->made_progress();
-  if (sanitizer::enabled) carry(&known.observer, address, &known.observed_token);
+  if (!sanitizer::enabled) return;
+  carry(&thread->sanitizer.observer, address, &thread->sanitizer.observed_token);
+  sanitizer::become(scheduler->sanitizer_fiber());
+  scheduler->note_atomic(address, thread);
+  sanitizer::become(thread->sanitizer.fiber);
 }
 
 void device_fence() {
@@ -56,56 +60,3 @@ void release_to(const volatile void* address) { sanitizer::release(address); }
 void acquire_from(const volatile void* address) { sanitizer::acquire(address); }
 
 }  // namespace cuda_on_cpu
-
-#ifdef CUDA_ON_CPU_SANITIZER
-
-// The compiler calls these before accesses to volatile objects. In CUDA such an access is relaxed
-// and atomic, and so may be half of a publication.
-extern "C" {
-
-int __tsan_atomic32_load(const volatile int* address, int order);
-int __tsan_atomic32_fetch_or(volatile int* address, int bits, int order);
-long __tsan_atomic64_load(const volatile long* address, int order);
-long __tsan_atomic64_fetch_or(volatile long* address, long bits, int order);
-
-void __tsan_volatile_read4(void* address) {
-  cuda_on_cpu::before_atomic(address);
-  __tsan_atomic32_load(static_cast<int*>(address), __ATOMIC_RELAXED);
-  cuda_on_cpu::after_atomic(address, false);
-}
-
-void __tsan_volatile_write4(void* address) {
-  cuda_on_cpu::before_atomic(address);
-  __tsan_atomic32_fetch_or(static_cast<int*>(address), 0, __ATOMIC_RELAXED);
-  cuda_on_cpu::after_atomic(address, true);
-}
-
-void __tsan_volatile_read8(void* address) {
-  cuda_on_cpu::before_atomic(address);
-  __tsan_atomic64_load(static_cast<long*>(address), __ATOMIC_RELAXED);
-  cuda_on_cpu::after_atomic(address, false);
-}
-
-void __tsan_volatile_write8(void* address) {
-  cuda_on_cpu::before_atomic(address);
-  __tsan_atomic64_fetch_or(static_cast<long*>(address), 0, __ATOMIC_RELAXED);
-  cuda_on_cpu::after_atomic(address, true);
-}
-
-// Narrower and wider ones cannot carry a flag in CUDA's memory model: ordinary accesses.
-void __tsan_read1(void* address);
-void __tsan_read2(void* address);
-void __tsan_read16(void* address);
-void __tsan_write1(void* address);
-void __tsan_write2(void* address);
-void __tsan_write16(void* address);
-void __tsan_volatile_read1(void* address) { __tsan_read1(address); }
-void __tsan_volatile_read2(void* address) { __tsan_read2(address); }
-void __tsan_volatile_read16(void* address) { __tsan_read16(address); }
-void __tsan_volatile_write1(void* address) { __tsan_write1(address); }
-void __tsan_volatile_write2(void* address) { __tsan_write2(address); }
-void __tsan_volatile_write16(void* address) { __tsan_write16(address); }
-
-}  // extern "C"
-
-#endif

@@ -71,11 +71,21 @@ CudaThread* ReadyThreads::take() {
   if (order_ == Order::priority) {
     std::pop_heap(threads_.begin(), threads_.end(), lower_priority);
   } else {
-    std::swap(threads_[draw() % threads_.size()], threads_.back());
+    std::swap(threads_[draw(threads_.size())], threads_.back());
   }
   CudaThread* const thread = threads_.back();
   threads_.pop_back();
   return thread;
+}
+
+void ReadyThreads::choose_laggard(std::vector<CudaThread>& threads) {
+  const bool has_laggard = draw(2) == 0;
+  if (has_laggard) threads[draw(threads.size())].is_laggard = true;
+}
+
+void ReadyThreads::draw_priority(CudaThread* thread) {
+  constexpr uint64_t levels = uint64_t{1} << 32;
+  thread->priority = draw(levels) + (thread->is_laggard ? 0 : levels);
 }
 
 Scheduler::Scheduler(const Launch& launch)
@@ -133,6 +143,7 @@ void Scheduler::start_block(unsigned index) {
   block->threads = std::vector<CudaThread>(thread_count);
   block->warps.resize((thread_count + warp_size - 1) / warp_size);
   block->running = thread_count;
+  ready_.choose_laggard(block->threads);
   std::vector<CudaThread*> started;
   for (unsigned i = 0; i < thread_count; ++i) {
     CudaThread& thread = block->threads[i];
@@ -141,10 +152,10 @@ void Scheduler::start_block(unsigned index) {
     thread.block = block.get();
     thread.warp = &block->warps[i / warp_size];
     thread.warp->threads[i % warp_size] = &thread;
-    thread.priority = ready_.draw();
     thread.stack = stacks_.take();
     thread.context = make_context(thread.stack, run_current_thread);
     thread.sanitizer.fiber = sanitizer::create_fiber();
+    ready_.draw_priority(&thread);
     started.push_back(&thread);
   }
   if (sanitizer::enabled) {
@@ -198,7 +209,7 @@ void Scheduler::suspend(CudaThread* thread, ThreadState state, int line) {
 void Scheduler::resume(const std::vector<CudaThread*>& threads, bool redraw_priorities) {
   for (CudaThread* thread : threads) {
     thread->state = ThreadState::ready;
-    if (redraw_priorities) thread->priority = ready_.draw();
+    if (redraw_priorities) ready_.draw_priority(thread);
   }
   ready_.add(threads);
   made_progress();
@@ -210,7 +221,7 @@ void Scheduler::yield(CudaThread* thread) {
             name_of(*thread) + " polls an atomic that no running thread changes; what it waits " +
                 "for may be a block that isn't resident (more resident_blocks), or never come");
   }
-  thread->priority = ready_.draw();
+  ready_.draw_priority(thread);
   ready_.add({thread});
   suspend(thread, ThreadState::ready, thread->line);
 }
@@ -231,6 +242,11 @@ void Scheduler::give_up(const char* kind, const std::string& message) {
   if (failed()) return;
   error_kind_ = kind;
   error_message_ = message;
+}
+
+const CudaThread* Scheduler::last_atomic(const volatile void* address) const {
+  const auto found = last_atomics_.find(address);
+  return found == last_atomics_.end() ? nullptr : found->second;
 }
 
 void Scheduler::report_deadlock() {

@@ -50,6 +50,8 @@ SharedMemory::SharedMemory()
     : memory_(static_cast<char*>(std::aligned_alloc(arena_alignment, arena_bytes))),
       used_(red_zone_bytes) {
   if (memory_ == nullptr) throw std::bad_alloc();
+  // Before the block's threads begin: a sanitizer would take a later write for a race with them.
+  std::memset(memory_, poison, arena_bytes);
   std::memset(memory_, red_zone, red_zone_bytes);
 }
 
@@ -61,12 +63,13 @@ void* SharedMemory::array(int declaration, const char* name, size_t bytes, size_
   if (arrays_[index] != nullptr) return arrays_[index]->data;
   const size_t start = rounded_up(used_, alignment);
   const size_t end = start + bytes;
-  if (end > most_shared_bytes + (arena_bytes - most_shared_bytes) / 2) return nullptr;
+  if (array_bytes_ + bytes > most_shared_bytes) return nullptr;
+  if (end + red_zone_bytes > arena_bytes) return nullptr;
   // What alignment skips belongs to the red zone before the array.
   std::memset(memory_ + used_, red_zone, start - used_);
-  std::memset(memory_ + start, poison, bytes);
   std::memset(memory_ + end, red_zone, red_zone_bytes);
   used_ = end + red_zone_bytes;
+  array_bytes_ += bytes;
   arrays_[index] = std::make_unique<SharedArray>(SharedArray{name, memory_ + start, bytes});
   return memory_ + start;
 }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "../include/cuda_on_cpu/runtime_interface.h"
@@ -48,6 +49,7 @@ struct CudaThread {
   ThreadState state = ThreadState::ready;
   int line = 0;
   uint64_t priority = 0;
+  bool is_laggard = false;
   Context context;
   void* stack = nullptr;
   std::vector<PendingCopy> copies;
@@ -93,6 +95,7 @@ class SharedMemory {
  private:
   char* memory_;
   size_t used_;
+  size_t array_bytes_ = 0;
   std::vector<std::unique_ptr<SharedArray>> arrays_;
 };
 
@@ -118,9 +121,14 @@ class ReadyThreads {
   void add(std::vector<CudaThread*> group);
   CudaThread* take();
   bool empty() const { return threads_.empty(); }
-  uint64_t draw() { return random_(); }
+  // Some blocks get a thread that runs only when no other can, so that the rest of its block, and
+  // all of others, get as far ahead of it as barriers let them.
+  void choose_laggard(std::vector<CudaThread>& threads);
+  void draw_priority(CudaThread* thread);
 
  private:
+  uint64_t draw(uint64_t choices) { return random_() % choices; }
+
   Order order_;
   std::mt19937_64 random_;
   std::deque<CudaThread*> threads_;
@@ -152,6 +160,12 @@ class Scheduler {
   void finish(CudaThread* thread);
   void give_up(const char* kind, const std::string& message);
 
+  // Who was the last to access an address atomically; kept for the sanitizer only.
+  void note_atomic(const volatile void* address, CudaThread* thread) {
+    last_atomics_[address] = thread;
+  }
+  const CudaThread* last_atomic(const volatile void* address) const;
+
   const Launch& launch() const { return launch_; }
   void* sanitizer_fiber() const { return sanitizer_fiber_; }
   bool failed() const { return !error_kind_.empty(); }
@@ -179,6 +193,7 @@ class Scheduler {
   Context context_;
   void* sanitizer_fiber_;
   uint64_t fruitless_yields_ = 0;
+  std::unordered_map<const volatile void*, CudaThread*> last_atomics_;
   std::string error_kind_;
   std::string error_message_;
 };

@@ -21,7 +21,9 @@ inline T update_atomically(T* address, Update update) {
   using Bits = Word<sizeof(T)>;
   Bits* const word = reinterpret_cast<Bits*>(address);
   before_atomic(address);
-  Bits old_bits = __atomic_load_n(word, __ATOMIC_RELAXED);
+  // A guess that the loop corrects. A load would be right more often, but a sanitizer would see
+  // two accesses where the kernel has one.
+  Bits old_bits = 0;
   Bits new_bits;
   T old_value;
   do {

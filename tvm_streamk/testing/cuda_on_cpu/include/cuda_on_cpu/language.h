@@ -52,19 +52,17 @@ inline size_t __cvta_generic_to_global(const void* pointer) {
 
 namespace cuda_on_cpu {
 
-// What the driver makes of "__shared__ T name[N];": a reference to an array of the block.
-template <typename Array>
-inline Array& declare_shared(int declaration, const char* name, size_t alignment) {
-  const size_t enough = alignment > alignof(Array) ? alignment : alignof(Array);
-  return *static_cast<Array*>(shared_array(declaration, name, sizeof(Array), enough));
+// What the driver makes of "__shared__ T name[N];": the block's one, found by the declaration.
+template <typename Object>
+inline Object& declare_shared(int declaration, const char* name, size_t alignment) {
+  const size_t enough = alignment > alignof(Object) ? alignment : alignof(Object);
+  return *static_cast<Object*>(shared_array(declaration, name, sizeof(Object), enough));
+}
+
+// And of "extern __shared__ T name[];".
+template <typename Element>
+inline Element* declare_dynamic_shared(const char* name) {
+  return static_cast<Element*>(dynamic_shared_memory(name));
 }
 
 }  // namespace cuda_on_cpu
-
-#define CUDA_ON_CPU_SHARED(type, name, extents, alignment) \
-  using name##_type = type extents;                        \
-  auto& name = cuda_on_cpu::declare_shared<name##_type>(__COUNTER__, #name, alignment)
-
-// And of "extern __shared__ T name[];".
-#define CUDA_ON_CPU_DYNAMIC_SHARED(type, name) \
-  type* const name = static_cast<type*>(cuda_on_cpu::dynamic_shared_memory(#name))
