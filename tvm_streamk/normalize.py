@@ -67,19 +67,36 @@ def with_tile_relative_buffers(function: Any, name: str) -> Any:
         Equivalent where every tile has its own private buffers, as the rewrite gives it.
     """
     parts = find_parts(function, name)
-    allocated = root_block(function).alloc_buffers
-    private = [b for b in allocated if parts.grid == CPU or b.scope() != "global"]
+    buffers = list(root_block(function).alloc_buffers)
     body = sequence([*parts.segment_statements, *parts.epilogue])
-    body = with_relative_indices(body, [step.loop_var for step in parts.tile_loops], private)
-    body = _with_panel_relative_buffers(body, parts.panel_loop.loop_var, private)
-    root = rebuild_block(root_block(function), body=_with_sequence(parts, [body]))
-    return function.with_body(s_tir.SBlockRealize([], True, root))
+
+    def make_relative(
+        statement: Statement, outer: Sequence[Any], private: Sequence[Buffer]
+    ) -> Statement:
+        statement, smaller = with_relative_indices(statement, outer, private)
+        buffers[:] = [smaller.get(buffer, buffer) for buffer in buffers]
+        return statement
+
+    tile_variables = [step.loop_var for step in parts.tile_loops]
+    body = make_relative(body, tile_variables, _private_buffers(buffers, parts.grid))
+    thread_variables = [step.loop_var for step in parts.thread_loops]
+    body = make_relative(body, thread_variables, [b for b in buffers if b.scope() == "local"])
+    body = _with_panel_relative_buffers(body, parts.panel_loop.loop_var, buffers, parts.grid)
+    root = root_block(function)
+    new_root = rebuild_block(root, body=_with_sequence(parts, [body]), alloc_buffers=buffers)
+    return function.with_body(s_tir.SBlockRealize([], True, new_root))
+
+
+def _private_buffers(buffers: Sequence[Buffer], grid: str) -> list[Buffer]:
+    """The root allocations that belong to one tile at a time."""
+    return [buffer for buffer in buffers if grid == CPU or buffer.scope() != "global"]
 
 
 def _with_panel_relative_buffers(
-    body: Statement, panel_variable: Any, private: Sequence[Buffer]
+    body: Statement, panel_variable: Any, buffers: list[Buffer], grid: str
 ) -> Statement:
     """Index the buffers that only the panel loop's body uses as if the panel were 0."""
+    private = _private_buffers(buffers, grid)
 
     def is_panel_loop(step: Any) -> bool:
         return bool(step.loop_var.same_as(panel_variable))
@@ -96,7 +113,9 @@ def _with_panel_relative_buffers(
     def relative(step: Any) -> Any:
         if not is_panel_loop(step):
             return step
-        return rebuild_loop(step, with_relative_indices(step.body, [panel_variable], own))
+        moved, smaller = with_relative_indices(step.body, [panel_variable], own)
+        buffers[:] = [smaller.get(buffer, buffer) for buffer in buffers]
+        return rebuild_loop(step, moved)
 
     return tvm_ffi.structural_map(body, (tirx.For, relative), order="post")
 

@@ -109,6 +109,33 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class SliceValues:
+    """What one worker's formulas of a symbolic partition need, so that it can be computed once.
+
+    Attributes
+    ----------
+    begin, end
+        The worker's slice of the flattened panels.
+    first_tile, streamed_segments
+        The first streamed tile that it touches, and how many.
+    whole_segments
+        Whole tiles that it does after its slice.
+    streamed_tiles
+        Tiles that are streamed.
+    quota
+        Panels of the longest slice, at least 1.
+    """
+
+    begin: Integer
+    end: Integer
+    first_tile: Integer
+    streamed_segments: Integer
+    whole_segments: Integer
+    streamed_tiles: Integer
+    quota: Integer
+
+
+@dataclass(frozen=True)
 class Partition:
     """How ``num_tiles * panels`` panels are shared by ``num_workers`` workers.
 
@@ -126,6 +153,9 @@ class Partition:
         :class:`PythonIntegers`, or the operators of expressions where ``num_tiles`` is symbolic.
     splits : int
         For ``split_k`` with a symbolic ``num_tiles``: segments per tile, a divisor of ``panels``.
+    known : SliceValues, optional
+        Where ``num_tiles`` is symbolic: variables that hold :meth:`slice_values` of the worker
+        that everything else is going to be asked about.
 
     Examples
     --------
@@ -142,6 +172,7 @@ class Partition:
     decomposition: str = STREAM_K
     operators: Operators = PYTHON_INTEGERS
     splits: int = 0
+    known: SliceValues | None = None
 
     def __post_init__(self) -> None:
         if self.decomposition not in DECOMPOSITIONS:
@@ -173,6 +204,8 @@ class Partition:
     @functools.cached_property
     def streamed_tiles(self) -> Integer:
         """Tiles ``[0, streamed_tiles)`` are cut into slices; the rest is done whole."""
+        if self.known is not None:
+            return self.known.streamed_tiles
         if self.decomposition == PERSISTENT:
             return 0
         if self.decomposition != TWO_TILE:
@@ -225,8 +258,25 @@ class Partition:
     @functools.cached_property
     def _quota(self) -> Integer:
         """Panels per worker, rounded up, where the number of tiles is symbolic; at least 1."""
+        if self.known is not None:
+            return self.known.quota
         rounded_up = (self.streamed_panels + self.num_workers - 1) // self.num_workers
         return self.operators.maximum(rounded_up, 1)
+
+    def slice_values(self, worker: Integer) -> SliceValues | None:
+        """A worker's values, if computing them once pays: None where the formulas are short."""
+        if not self._is_symbolic or self.decomposition not in (STREAM_K, TWO_TILE):
+            return None
+        begin, end = self.slice_bounds(worker)
+        return SliceValues(
+            begin,
+            end,
+            begin // self.panels,
+            self.num_streamed_segments(worker),
+            self.num_whole_segments(worker),
+            self.streamed_tiles,
+            self._quota,
+        )
 
     @functools.cached_property
     def _quotient(self) -> Integer:
@@ -255,6 +305,12 @@ class Partition:
             return worker * self._quotient
         return worker * self._quotient + self.operators.minimum(worker, self._remainder)
 
+    def slice_bounds(self, worker: Integer) -> tuple[Integer, Integer]:
+        """The first flattened panel of a worker and one past its last."""
+        if self.known is not None:
+            return self.known.begin, self.known.end
+        return self.slice_begin(worker), self.slice_begin(worker + 1)
+
     def slice_owner(self, flat_panel: Integer) -> Integer:
         """The worker whose slice holds a flattened panel: the inverse of :meth:`slice_begin`."""
         if self._is_symbolic and not self.splits_per_tile:
@@ -279,7 +335,9 @@ class Partition:
         """How many streamed tiles a worker touches."""
         if not self._has_streamed_tiles:
             return 0
-        begin, end = self.slice_begin(worker), self.slice_begin(worker + 1)
+        if self.known is not None:
+            return self.known.streamed_segments
+        begin, end = self.slice_bounds(worker)
         # An empty slice begins and ends at the end of the last tile, which gives 0 here too.
         return (end - 1) // self.panels - begin // self.panels + 1
 
@@ -291,6 +349,8 @@ class Partition:
         """How many whole tiles a worker does."""
         if not self._has_whole_tiles:
             return 0
+        if self.known is not None:
+            return self.known.whole_segments
         if self.decomposition == TWO_TILE:
             return self.whole_tiles // self.num_workers
         return (self.whole_tiles - worker + self.num_workers - 1) // self.num_workers
@@ -326,8 +386,9 @@ class Partition:
         return Segment(tile, split * length, split * length + length)
 
     def _streamed_segment(self, worker: Integer, index: Integer) -> Segment:
-        begin, end = self.slice_begin(worker), self.slice_begin(worker + 1)
-        tile = begin // self.panels + index
+        begin, end = self.slice_bounds(worker)
+        first_tile = begin // self.panels if self.known is None else self.known.first_tile
+        tile = first_tile + index
         first_panel = tile * self.panels
         return Segment(
             tile,

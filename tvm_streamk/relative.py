@@ -37,11 +37,13 @@ from tvm_streamk.expressions import (
 )
 
 Environment = dict[Any, Expression]
+UNBOUNDED = 2**31
+"""Extents from here on are bounds that the arithmetic does not know."""
 
 
 def with_relative_indices(
     statement: Statement, outer: Sequence[Any], private: Sequence[Buffer]
-) -> Statement:
+) -> tuple[Statement, dict[Buffer, Buffer]]:
     """The statement with its private buffers indexed as if all ``outer`` variables were 0.
 
     Parameters
@@ -49,7 +51,8 @@ def with_relative_indices(
     statement : Stmt
         All that accesses the private buffers.
     outer : sequence of Var
-        Loop variables around ``statement``: those of the tile loops, or of the panel loop.
+        Loop variables around ``statement``: those of the tile loops, of the thread loops or of the
+        panel loop.
     private : sequence of Buffer
         Buffers whose contents do not outlive one iteration of the outer loops.
 
@@ -57,14 +60,18 @@ def with_relative_indices(
     -------
     Stmt
         Equivalent to the given one where each iteration of the outer loops has its own buffers.
+    dict
+        The buffers that have become smaller, with what replaces them in the statement.
     """
     offsets = _Offsets(list(outer), list(private), _analyzer(statement))
     offsets.visit(statement, {})
     chosen = offsets.consistent_buffers()
     if not chosen:
-        return statement
+        return statement, {}
     zero = {variable: tirx.const(0, dtype_of(variable)) for variable in outer}
-    return _Rewriter(chosen, offsets.analyzer).visit(statement, zero)
+    moved = _Rewriter(chosen, offsets.analyzer).visit(statement, zero)
+    smaller = {buffer: small for buffer in chosen if (small := offsets.shrunk(buffer)) is not None}
+    return substitute(moved, smaller), smaller
 
 
 def _analyzer(statement: Statement) -> Any:
@@ -83,6 +90,7 @@ class _Offsets:
     private: list[Buffer]
     analyzer: Any
     found: list[tuple[Buffer, list[Expression]]] = field(default_factory=list)
+    last: list[tuple[Buffer, list[Expression]]] = field(default_factory=list)
     unfit: list[Buffer] = field(default_factory=list)
 
     def consistent_buffers(self) -> list[Buffer]:
@@ -100,6 +108,21 @@ class _Offsets:
             for other in offsets[1:]
             for mine, first in zip(other, offsets[0], strict=True)
         )
+
+    def shrunk(self, buffer: Buffer) -> Buffer | None:
+        """The buffer with the extents that its relative accesses need, or None if that is all."""
+        extents: list[Expression] = []
+        for dimension, extent in enumerate(buffer.shape):
+            reached = [index for candidate, index in self.last if candidate.same_as(buffer)]
+            bounds = [self.analyzer.const_int_bound(index[dimension]) for index in reached]
+            needed = 1 + max(int(bound.max_value) for bound in bounds)
+            whole = static_value(extent)
+            fits = needed < (UNBOUNDED if whole is None else whole)
+            extents.append(tirx.const(needed, dtype_of(extent)) if fits else extent)
+        if all(new.same_as(old) for new, old in zip(extents, buffer.shape, strict=True)):
+            return None
+        dtype, scope = str(buffer.dtype), buffer.scope()
+        return tirx.decl_buffer(extents, dtype, name=str(buffer.name), scope=scope)
 
     def visit(self, statement: Statement, environment: Environment) -> None:
         """Walk over a statement; ``environment`` maps block iterators to what they are bound to."""
@@ -121,7 +144,8 @@ class _Offsets:
             inner[iterator.var] = substitute(value, environment)
         matched = [match.source for match in block.match_buffers]
         for region in (*block.reads, *block.writes, *matched):
-            self._access(region.source, [axis.min for axis in region.region], inner)
+            starts = [axis.min for axis in region.region]
+            self._access(region.source, starts, inner, [axis.extent for axis in region.region])
             if uses_any([axis.extent for axis in region.region], self.outer):
                 self.unfit.append(region.source)
         if block.init is not None:
@@ -139,17 +163,24 @@ class _Offsets:
                 self.unfit += [buffer for buffer in raw if contains(self.private, buffer)]
 
     def _access(
-        self, buffer: Buffer, indices: Sequence[Expression], environment: Environment
+        self,
+        buffer: Buffer,
+        indices: Sequence[Expression],
+        environment: Environment,
+        lengths: Sequence[Expression] | None = None,
     ) -> None:
         if not contains(self.private, buffer):
             return
         zero = {variable: tirx.const(0, dtype_of(variable)) for variable in self.outer}
-        offsets = []
-        for index in indices:
+        offsets, last = [], []
+        for dimension, index in enumerate(indices):
             over_loops = substitute(index, environment)
-            difference = over_loops - substitute(over_loops, zero)
-            offsets.append(self.analyzer.simplify(difference))
+            at_zero = substitute(over_loops, zero)
+            length = 1 if lengths is None else lengths[dimension]
+            offsets.append(self.analyzer.simplify(over_loops - at_zero))
+            last.append(at_zero + (length - 1))
         self.found.append((buffer, offsets))
+        self.last.append((buffer, last))
         used = [variable for offset in offsets for variable in collect(offset, ir.Var)]
         if any(not contains(self.outer, variable) for variable in used):
             self.unfit.append(buffer)

@@ -23,7 +23,7 @@ Nothing here can fail for a user's reasons: the analysis has judged the nest, th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm_ffi
@@ -58,13 +58,14 @@ from tvm_streamk.expressions import (
     substitute,
 )
 from tvm_streamk.merge import CutTileNest, Merge, MergeSite, SegmentVariables
+from tvm_streamk.merge_buffers import merge_site, with_parameter
 from tvm_streamk.merges import merge_named
 from tvm_streamk.nest import CPU, GPU, root_block
 from tvm_streamk.partition import SPLIT_K, Partition
+from tvm_streamk.slice_buffer import slice_buffer, slice_buffers_in
 from tvm_streamk.tile_nest import TileNest
 
 INT32_LIMIT = 2**31
-ARRIVALS_NAME = "stream_k_arrivals"
 
 
 def index_dtype(nest: TileNest) -> str:
@@ -127,22 +128,26 @@ class _Builder:
     def create(nest: TileNest, decision: RecordedDecision) -> _Builder:
         partition = partition_of(nest, decision)
         merge = merge_named(decision.merge) if needs_merge(partition) else None
-        site = _merge_site(nest, partition, decision.counters)
+        site = merge_site(nest, partition, decision.counters)
         return _Builder(nest, decision, partition, merge, site, index_dtype(nest))
 
     def function(self) -> Any:
         """The whole function: nests before, main nest, nests after."""
         nests = [self._main_nest()]
         if self.merge is not None:
-            before = [self._cut_tile_nest(spec) for spec in self.merge.nests_before(self.site)]
-            after = [self._cut_tile_nest(spec) for spec in self.merge.nests_after(self.site)]
+            before = self._cut_tile_nests(self.merge.nests_before)
+            after = self._cut_tile_nests(self.merge.nests_after)
             first = self.merge.kernels_before(self.site, self.decision.counters)
             nests = [*first, *before, *nests, *after]
         root = root_block(self.nest.function)
         new_root = rebuild_block(
             root,
             body=sequence(nests),
-            alloc_buffers=[*self._shared_by_tiles(), *self._merge_allocations()],
+            alloc_buffers=[
+                *self._shared_by_tiles(),
+                *self._merge_allocations(),
+                *slice_buffers_in(nests),
+            ],
         )
         function = self.nest.function.with_body(s_tir.SBlockRealize([], True, new_root))
         if self._adds_parameter:
@@ -186,17 +191,32 @@ class _Builder:
 
     def _main_nest(self) -> Statement:
         def of_worker(worker: Any) -> Statement:
-            count = self._num_segments(worker)
-            if static_value(count) == 1:
-                return self._segment_block(worker, tirx.const(0, self.dtype))
-            return loop(
-                "segment",
-                count,
-                lambda index: self._segment_block(worker, index),
-                dtype=self.dtype,
+            return self._with_known_slices(
+                "main", worker, lambda builder: builder._segments(worker)
             )
 
         return self._grid(self.partition.num_workers, "worker", of_worker)
+
+    def _with_known_slices(
+        self, name: str, worker: Expression, build: Callable[[_Builder], Statement]
+    ) -> Statement:
+        """What ``build`` makes for a worker, with its slice in registers where it is symbolic."""
+        known = slice_buffer(self.partition, self.nest, name, worker, self.dtype)
+        if known is None:
+            return build(self)
+        site = replace(self.site, partition=known.partition)
+        return sequence([known.fill, build(replace(self, partition=known.partition, site=site))])
+
+    def _segments(self, worker: Any) -> Statement:
+        count = self._num_segments(worker)
+        if static_value(count) == 1:
+            return self._segment_block(worker, tirx.const(0, self.dtype))
+        return loop(
+            "segment",
+            count,
+            lambda index: self._segment_block(worker, index),
+            dtype=self.dtype,
+        )
 
     def _num_segments(self, worker: Expression) -> Expression:
         if self.decision.decomposition == SPLIT_K:
@@ -261,26 +281,37 @@ class _Builder:
 
     # -- nests over the cut tiles ------------------------------------------------------------------
 
-    def _cut_tile_nest(self, spec: CutTileNest) -> Statement:
+    def _cut_tile_nests(
+        self, specifications: Callable[[MergeSite], Sequence[CutTileNest]]
+    ) -> list[Statement]:
         """One worker per boundary between workers; it works if it is the first in its tile."""
 
-        def of_boundary(boundary: Any) -> Statement:
-            cut = self.partition.slice_begin(boundary + 1)
-            first_panel = cut - cut % self.nest.panels
-            is_first = self.partition.slice_begin(boundary) <= first_panel
-            inside = constant(0, self.dtype) < constant(cut % self.nest.panels, self.dtype)
-            tile = block_iterator("v_tile", self.nest.num_tiles, tirx.IterVar.Opaque, self.dtype)
-            once = block_iterator("v_is_cut", 2, tirx.IterVar.Opaque, self.dtype)
-            statements = sequence(spec.statements(tile.var))
-            body = once_if(once.var > 0, self._at_tile(statements, tile.var))
-            values = [
-                constant(cut // self.nest.panels, self.dtype),
-                _as_integer(tirx.all(is_first, inside), self.dtype),
-            ]
-            return self._block(f"{spec.name}{STREAMED_SUFFIX}", [tile, once], values, body)
+        def nest(position: int) -> Statement:
+            def of_boundary(boundary: Any) -> Statement:
+                def build(builder: _Builder) -> Statement:
+                    specification = specifications(builder.site)[position]
+                    return builder._cut_tile_block(specification, boundary)
 
-        nest = self._grid(self.partition.num_workers - 1, "boundary", of_boundary)
-        return self._with_fresh_definitions(nest)
+                return self._with_known_slices(f"boundary_{position}", boundary, build)
+
+            grid = self._grid(self.partition.num_workers - 1, "boundary", of_boundary)
+            return self._with_fresh_definitions(grid)
+
+        return [nest(position) for position in range(len(specifications(self.site)))]
+
+    def _cut_tile_block(self, specification: CutTileNest, boundary: Any) -> Statement:
+        begin, cut = self.partition.slice_bounds(boundary)
+        is_first = begin <= cut - cut % self.nest.panels
+        inside = constant(0, self.dtype) < constant(cut % self.nest.panels, self.dtype)
+        tile = block_iterator("v_tile", self.nest.num_tiles, tirx.IterVar.Opaque, self.dtype)
+        once = block_iterator("v_is_cut", 2, tirx.IterVar.Opaque, self.dtype)
+        statements = sequence(specification.statements(tile.var))
+        body = once_if(once.var > 0, self._at_tile(statements, tile.var))
+        values = [
+            constant(cut // self.nest.panels, self.dtype),
+            _as_integer(tirx.all(is_first, inside), self.dtype),
+        ]
+        return self._block(f"{specification.name}{STREAMED_SUFFIX}", [tile, once], values, body)
 
     def _with_fresh_definitions(self, nest: Statement) -> Statement:
         """Loop variables of thread loops and buffers must not be defined by two nests."""
@@ -405,45 +436,6 @@ def _with_ordinary_iterators(statement: Statement) -> Statement:
         return rebuild_block(block, iter_vars=iterators)
 
     return tvm_ffi.structural_map(statement, (s_tir.SBlock, retype), order="post")
-
-
-def _merge_site(nest: TileNest, partition: Partition, counters: str) -> MergeSite:
-    def integers(name: str, extent: Expression, scope: str) -> Buffer:
-        return tirx.decl_buffer((extent,), "int32", name=name, scope=scope)
-
-    slots = partition.num_slots
-    given = arrivals_parameter(nest.function) if counters == ARGUMENT else None
-    arrivals = given or integers(ARRIVALS_NAME, partition.num_workers, "global")
-    return MergeSite(
-        nest,
-        partition,
-        workspace=tirx.decl_buffer(
-            (1 if static_value(slots) == 0 else slots, *nest.elements.slot_shape),
-            nest.elements.slot_dtype,
-            name="stream_k_workspace",
-        ),
-        arrivals=arrivals,
-        seen_arrivals=integers("stream_k_seen_arrivals", 1, "shared"),
-        is_last=integers("stream_k_is_last", 1, "local"),
-    )
-
-
-def with_parameter(function: Any, parameter: Any) -> Any:
-    """The function with one more parameter, the last."""
-    return tirx.PrimFunc(
-        [*function.params, parameter],
-        function.body,
-        function.ret_type,
-        function.attrs,
-    )
-
-
-def arrivals_parameter(function: Any) -> Buffer | None:
-    """The function's parameter for arrival counters, where it has one."""
-    for parameter in function.params:
-        if str(parameter.name) == ARRIVALS_NAME:
-            return parameter
-    return None
 
 
 def _written(body: Statement) -> list[Buffer]:
