@@ -203,8 +203,7 @@ def _decode_choice(value: Any, fields: list[Any], taken: Any) -> Choice:
     index = _integer(value, TAKEN_KEY, taken)
     _require_known(value, {"counters": (counters, COUNTERS)})
     options = [
-        _decode_option(value, flat[first : first + width])
-        for first in range(0, len(flat), width)
+        _decode_option(value, flat[first : first + width]) for first in range(0, len(flat), width)
     ]
     if not 0 <= index < len(options):
         raise _invalid(value, f"it takes option {index} of {len(options)}, counted from 0")

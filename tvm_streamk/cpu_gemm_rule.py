@@ -106,9 +106,7 @@ def _schedule(func: Any, contraction: Contraction, target: Any) -> Schedule | No
     return schedule
 
 
-def _normalise(
-    schedule: Schedule, block: Any, contraction: Contraction
-) -> tuple[Contraction, Any]:
+def _normalise(schedule: Schedule, block: Any, contraction: Contraction) -> tuple[Contraction, Any]:
     """Give operands and output one axis per group; returns the block as it is now and its store."""
     rows, columns = contraction.row_operand, contraction.column_operand
     copies = [schedule.reindex(block, ("read", operand)) for operand in (rows, columns)]

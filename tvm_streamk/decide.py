@@ -38,6 +38,7 @@ from tvm_streamk.expressions import buffers_accessed, contains, static_value
 from tvm_streamk.merge_buffers import arrivals_parameter
 from tvm_streamk.merges import merge_named
 from tvm_streamk.nest import CPU, reduction_iterators
+from tvm_streamk.nest_partition import needs_merge, partition_of
 from tvm_streamk.partition import (
     DATA_PARALLEL,
     PERSISTENT,
@@ -47,7 +48,6 @@ from tvm_streamk.partition import (
 )
 from tvm_streamk.plan import Plan
 from tvm_streamk.policy import choose
-from tvm_streamk.rewrite import needs_merge, partition_of
 from tvm_streamk.tile_nest import TileNest
 
 AUTO = "auto"

@@ -23,7 +23,8 @@ from tvm.relax import backend as relax_backend
 from tvm.s_tir.dlight.base import ScheduleRule
 
 from tvm_streamk.analysis import only_function
-from tvm_streamk.annotation import PROLOGUE
+from tvm_streamk.annotation import ANNOTATION_KEY, PROLOGUE
+from tvm_streamk.candidates import MIN_PANELS
 from tvm_streamk.cpu_gemm_rule import CpuGemm
 from tvm_streamk.decide import AUTO
 from tvm_streamk.devices import Device
@@ -205,10 +206,27 @@ def _stream(schedule: Any, options: Options) -> Verdict:
         except StreamKError as error:
             refusal = refusal or error
             continue
+        if plan.num_tiles is None and plan.panels < MIN_PANELS:
+            _withdraw(schedule)
+            return Verdict(DATA_PARALLEL, _too_few(plan), plan)
         return Verdict(plan.decision.decomposition, "; ".join(plan.notes), plan)
     if refusal is None:
         return Verdict(DATA_PARALLEL, "no block adds anything up")
     return Verdict(DATA_PARALLEL, f"{type(refusal).__name__}: {_short(refusal.message)}")
+
+
+def _withdraw(schedule: Any) -> None:
+    """Take a recorded decision back, where one was recorded."""
+    root = schedule.get_sblock("root")
+    if ANNOTATION_KEY in schedule.get(root).annotations:
+        schedule.unannotate(root, ANNOTATION_KEY)
+
+
+def _too_few(plan: Plan) -> str:
+    return (
+        f"the number of tiles is symbolic, and {plan.panels} panels per tile are too few to cut "
+        f"whatever it is: a worker needs {MIN_PANELS}"
+    )
 
 
 def _reduction_blocks(schedule: Any) -> list[str]:

@@ -143,8 +143,7 @@ def shown(node: Any) -> str:
 def full_region(buffer: Buffer) -> Any:
     """The region that is all of a buffer."""
     ranges = [
-        ir.Range.from_min_extent(tirx.const(0, dtype_of(extent)), extent)
-        for extent in buffer.shape
+        ir.Range.from_min_extent(tirx.const(0, dtype_of(extent)), extent) for extent in buffer.shape
     ]
     return tirx.BufferRegion(buffer, ranges)
 

@@ -110,9 +110,7 @@ def device_fence() -> Statement:
 
 def block_barrier() -> Statement:
     """Wait for all threads of the block; orders shared memory only."""
-    return tirx.Evaluate(
-        tirx.call_intrin("int32", "tirx.tvm_storage_sync", ir.StringImm("shared"))
-    )
+    return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", ir.StringImm("shared")))
 
 
 def supports(target_kind: str, operation: str) -> bool:

@@ -34,7 +34,8 @@ from tvm_streamk.tuning.registration import in_tuning_passes, register_schedule_
 from tvm_streamk.tuning.report import Finding, findings
 from tvm_streamk.tuning.rule import StreamK, applicability
 from tvm_streamk.tuning.runner import runner
-from tvm_streamk.tuning.space import space_generator, without_tensor_intrinsics
+from tvm_streamk.tuning.slow_import import without_tensor_intrinsics
+from tvm_streamk.tuning.space import space_generator
 from tvm_streamk.tuning.tune import TuningResult, tune, xgboost_model
 
 __all__ = [

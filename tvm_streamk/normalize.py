@@ -236,9 +236,7 @@ def with_private_accumulator(function: Any, name: str) -> Any:
     private = [substitute(part, {output: accumulator}) for part in parts.segment_statements]
     body = _with_sequence(parts, [*private, write_back, *parts.epilogue])
     root = root_block(function)
-    new_root = rebuild_block(
-        root, body=body, alloc_buffers=[*root.alloc_buffers, accumulator]
-    )
+    new_root = rebuild_block(root, body=body, alloc_buffers=[*root.alloc_buffers, accumulator])
     return function.with_body(s_tir.SBlockRealize([], True, new_root))
 
 
@@ -267,3 +265,25 @@ def _with_sequence(parts: NestParts, statements: Sequence[Statement]) -> Stateme
     for step in reversed(chain):
         body = rebuild_loop(step, body)
     return body
+
+
+def with_ordinary_iterators(statement: Statement) -> Statement:
+    """Retype the reduction iterators of decomposed updates as data-parallel ones.
+
+    TVM plans the buffer that a reduction block writes above all loops that drive its reduction
+    iterators. Those now include the worker and segment loops: the accumulator would live across
+    segments and could not be compacted to the size of a tile.
+    """
+
+    def retype(block: Any) -> Any:
+        if block.init is not None:
+            return block
+        iterators = [
+            tirx.IterVar(iterator.dom, iterator.var, tirx.IterVar.DataPar)
+            if iterator.iter_type == tirx.IterVar.CommReduce
+            else iterator
+            for iterator in block.iter_vars
+        ]
+        return rebuild_block(block, iter_vars=iterators)
+
+    return tvm_ffi.structural_map(statement, (s_tir.SBlock, retype), order="post")

@@ -81,9 +81,7 @@ def without_annotation(function: Any) -> Any:
     root = root_block(function)
     own = (ANNOTATION_KEY, TAKEN_KEY)
     kept = {key: value for key, value in root.annotations.items() if key not in own}
-    return function.with_body(
-        s_tir.SBlockRealize([], True, rebuild_block(root, annotations=kept))
-    )
+    return function.with_body(s_tir.SBlockRealize([], True, rebuild_block(root, annotations=kept)))
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvm_streamk.LowerStreamK")

@@ -52,9 +52,7 @@ class Plan:
         if self.num_tiles is None:
             return None
         decision = self.decision
-        return Partition(
-            self.num_tiles, self.panels, decision.num_workers, decision.decomposition
-        )
+        return Partition(self.num_tiles, self.panels, decision.num_workers, decision.decomposition)
 
     @property
     def num_workers(self) -> int:

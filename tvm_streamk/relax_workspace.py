@@ -42,10 +42,10 @@ from tvm_streamk.errors import InvalidArgument
 from tvm_streamk.expressions import Buffer, collect, contains, rebuild_block, static_value
 from tvm_streamk.nest import root_block
 from tvm_streamk.pipeline import lower_function, recorded_decision
-from tvm_streamk.merge_buffers import arrivals_parameter
+from tvm_streamk.merge_buffers import ARRIVALS_NAME, arrivals_parameter
 
-OWN_BUFFERS = "stream_k_"
-"""How the names of the buffers begin that the rewrite adds."""
+LIFTED_BUFFERS = ("stream_k_workspace", ARRIVALS_NAME)
+"""Names of the buffers in global memory that a merge needs beyond one worker's life."""
 
 CALL_TIR = "relax.call_tir"
 
@@ -163,7 +163,7 @@ def _lower(function: Any, counters: str, num_inputs: int) -> _Lowered:
     """Carry out a function's decision and move what it allocates to its parameters."""
     lowered = lower_function(_with_counters(function, counters))
     root = root_block(lowered)
-    own = [buffer for buffer in root.alloc_buffers if str(buffer.name).startswith(OWN_BUFFERS)]
+    own = [buffer for buffer in root.alloc_buffers if str(buffer.name) in LIFTED_BUFFERS]
     workspaces = [buffer for buffer in own if _is_static(buffer)]
     kept = [buffer for buffer in root.alloc_buffers if not contains(workspaces, buffer)]
     body = tvm.s_tir.SBlockRealize([], True, rebuild_block(root, alloc_buffers=kept))

@@ -39,7 +39,6 @@ from tvm_streamk.expressions import (
     Buffer,
     Expression,
     Statement,
-    TirIntegers,
     block_iterator,
     buffers_accessed,
     buffers_read,
@@ -61,38 +60,11 @@ from tvm_streamk.merge import CutTileNest, Merge, MergeSite, SegmentVariables
 from tvm_streamk.merge_buffers import merge_site, with_parameter
 from tvm_streamk.merges import merge_named
 from tvm_streamk.nest import CPU, GPU, root_block
+from tvm_streamk.nest_partition import index_dtype, needs_merge, partition_of
+from tvm_streamk.normalize import with_ordinary_iterators
 from tvm_streamk.partition import SPLIT_K, Partition
 from tvm_streamk.slice_buffer import slice_buffer, slice_buffers_in
 from tvm_streamk.tile_nest import TileNest
-
-INT32_LIMIT = 2**31
-
-
-def index_dtype(nest: TileNest) -> str:
-    """The type that holds every flattened panel number: int64 where int32 might not."""
-    if isinstance(nest.num_tiles, int):
-        return "int32" if nest.num_tiles * nest.panels < INT32_LIMIT else "int64"
-    return dtype_of(nest.num_tiles)
-
-
-def partition_of(nest: TileNest, decision: RecordedDecision) -> Partition:
-    """Who does what, over the nest's own (possibly symbolic) number of tiles."""
-    workers: int | Expression = decision.num_workers
-    if decision.decomposition == SPLIT_K:
-        workers = nest.num_tiles * decision.splits
-    return Partition(
-        nest.num_tiles,
-        nest.panels,
-        workers,
-        decision.decomposition,
-        TirIntegers(index_dtype(nest)),
-        decision.splits,
-    )
-
-
-def needs_merge(partition: Partition) -> bool:
-    """Whether a tile may be cut; with symbolic shapes it always may."""
-    return not isinstance(partition.num_tiles, int) or partition.cuts > 0
 
 
 def rewrite(nest: TileNest, decision: RecordedDecision) -> Any:
@@ -250,7 +222,7 @@ class _Builder:
         """The statement with its panel loop running over the segment's panels only."""
         panel_loop = self.nest.parts.panel_loop
         count = self._static_panels_per_segment()
-        statement = _with_ordinary_iterators(statement)
+        statement = with_ordinary_iterators(statement)
         if count == self.nest.panels:
             return statement
 
@@ -416,33 +388,9 @@ class _Builder:
         return contains([*outside, self.site.workspace, self.site.arrivals], buffer)
 
 
-def _with_ordinary_iterators(statement: Statement) -> Statement:
-    """Retype the reduction iterators of decomposed updates as data-parallel ones.
-
-    TVM plans the buffer that a reduction block writes above all loops that drive its reduction
-    iterators. Those now include the worker and segment loops: the accumulator would live across
-    segments and could not be compacted to the size of a tile.
-    """
-
-    def retype(block: Any) -> Any:
-        if block.init is not None:
-            return block
-        iterators = [
-            tirx.IterVar(iterator.dom, iterator.var, tirx.IterVar.DataPar)
-            if iterator.iter_type == tirx.IterVar.CommReduce
-            else iterator
-            for iterator in block.iter_vars
-        ]
-        return rebuild_block(block, iter_vars=iterators)
-
-    return tvm_ffi.structural_map(statement, (s_tir.SBlock, retype), order="post")
-
-
 def _written(body: Statement) -> list[Buffer]:
     """Buffers that a body writes: by stores, or as its blocks declare (calls, atomics)."""
-    declared = [
-        region.source for block in collect(body, s_tir.SBlock) for region in block.writes
-    ]
+    declared = [region.source for block in collect(body, s_tir.SBlock) for region in block.writes]
     return [*buffers_stored(body), *declared]
 
 

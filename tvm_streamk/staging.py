@@ -133,9 +133,7 @@ def find_staging(
     return staging, elements
 
 
-def fragment_reducer(
-    parts: NestParts, init: BlockPath, fragment: Buffer, block: str
-) -> Reducer:
+def fragment_reducer(parts: NestParts, init: BlockPath, fragment: Buffer, block: str) -> Reducer:
     """The reduction of a fragment accumulator: a sum from zero, or a refusal.
 
     Raises
@@ -208,7 +206,7 @@ def _split_level(
         for depth, pair in enumerate(zip(store.positions, reader.positions, strict=False))
         if pair[0] != pair[1]
     )
-    level, position = store.steps[depth], store.positions[depth]
+    level, position = store.steps[depth], store.positions[depth] or 0
     children = tuple(level.seq)
     outer = tuple(step for step in store.steps[:depth] if isinstance(step, tirx.For))
     staging = Staging(

@@ -9,11 +9,24 @@
 // thread's clock at its last fence, not now, and what it reads must not count before the next
 // fence. So two more fibres carry clocks for a thread, the publisher from fence to atomic and the
 // observer from atomic to fence, each without mixing in the thread's own present clock.
+//
+// Besides, an atomic access comes before all that follows, in its own thread, an access which has
+// observed it: the last arriver may reset its counter by a plain store. To the sanitizer, the
+// accesses of the others would be in conflict with that store, so each atomic access takes the
+// place of the earlier ones.
 #include "sanitizer_hooks.h"
 #include "state.h"
 
 namespace cuda_on_cpu {
 namespace {
+
+const char* token_of(const volatile void* address) {
+  CudaThread* const thread = current;
+  sanitizer::become(scheduler->sanitizer_fiber());
+  const char* const token = scheduler->token_of(address);
+  sanitizer::become(thread->sanitizer.fiber);
+  return token;
+}
 
 void carry(void** courier, const volatile void* from, const volatile void* to) {
   CudaThread* const thread = current;
@@ -33,18 +46,19 @@ void before_atomic(const volatile void* address) {
   scheduler->yield(thread);
   SanitizerThread& known = thread->sanitizer;
   if (sanitizer::enabled && known.has_fenced) {
-    carry(&known.publisher, &known.fence_token, address);
+    carry(&known.publisher, &known.fence_token, token_of(address));
   }
 }
 
-void after_atomic(const volatile void* address, bool changed_memory) {
-  CudaThread* const thread = current;
-  if (changed_memory) scheduler->made_progress();
+void after_atomic(volatile void* address, unsigned bytes, AtomicEffect effect) {
+  if (effect == AtomicEffect::changed) scheduler->made_progress();
   if (!sanitizer::enabled) return;
-  carry(&thread->sanitizer.observer, address, &thread->sanitizer.observed_token);
-  sanitizer::become(scheduler->sanitizer_fiber());
-  scheduler->note_atomic(address, thread);
-  sanitizer::become(thread->sanitizer.fiber);
+  SanitizerThread& known = current->sanitizer;
+  carry(&known.observer, token_of(address), &known.observed_token);
+  const bool is_write = effect != AtomicEffect::read;
+  sanitizer::record_atomic(address, bytes, is_write);
+  sanitizer::forget(address);
+  sanitizer::record_atomic(address, bytes, is_write);
 }
 
 void device_fence() {
@@ -55,8 +69,12 @@ void device_fence() {
   known.has_fenced = true;
 }
 
-void release_to(const volatile void* address) { sanitizer::release(address); }
+void release_to(const volatile void* address) {
+  if (sanitizer::enabled) sanitizer::release(token_of(address));
+}
 
-void acquire_from(const volatile void* address) { sanitizer::acquire(address); }
+void acquire_from(const volatile void* address) {
+  if (sanitizer::enabled) sanitizer::acquire(token_of(address));
+}
 
 }  // namespace cuda_on_cpu

@@ -71,21 +71,11 @@ CudaThread* ReadyThreads::take() {
   if (order_ == Order::priority) {
     std::pop_heap(threads_.begin(), threads_.end(), lower_priority);
   } else {
-    std::swap(threads_[draw(threads_.size())], threads_.back());
+    std::swap(threads_[random_() % threads_.size()], threads_.back());
   }
   CudaThread* const thread = threads_.back();
   threads_.pop_back();
   return thread;
-}
-
-void ReadyThreads::choose_laggard(std::vector<CudaThread>& threads) {
-  const bool has_laggard = draw(2) == 0;
-  if (has_laggard) threads[draw(threads.size())].is_laggard = true;
-}
-
-void ReadyThreads::draw_priority(CudaThread* thread) {
-  constexpr uint64_t levels = uint64_t{1} << 32;
-  thread->priority = draw(levels) + (thread->is_laggard ? 0 : levels);
 }
 
 Scheduler::Scheduler(const Launch& launch)
@@ -143,7 +133,6 @@ void Scheduler::start_block(unsigned index) {
   block->threads = std::vector<CudaThread>(thread_count);
   block->warps.resize((thread_count + warp_size - 1) / warp_size);
   block->running = thread_count;
-  ready_.choose_laggard(block->threads);
   std::vector<CudaThread*> started;
   for (unsigned i = 0; i < thread_count; ++i) {
     CudaThread& thread = block->threads[i];
@@ -242,11 +231,6 @@ void Scheduler::give_up(const char* kind, const std::string& message) {
   if (failed()) return;
   error_kind_ = kind;
   error_message_ = message;
-}
-
-const CudaThread* Scheduler::last_atomic(const volatile void* address) const {
-  const auto found = last_atomics_.find(address);
-  return found == last_atomics_.end() ? nullptr : found->second;
 }
 
 void Scheduler::report_deadlock() {

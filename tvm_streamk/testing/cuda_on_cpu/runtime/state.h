@@ -49,7 +49,6 @@ struct CudaThread {
   ThreadState state = ThreadState::ready;
   int line = 0;
   uint64_t priority = 0;
-  bool is_laggard = false;
   Context context;
   void* stack = nullptr;
   std::vector<PendingCopy> copies;
@@ -121,14 +120,9 @@ class ReadyThreads {
   void add(std::vector<CudaThread*> group);
   CudaThread* take();
   bool empty() const { return threads_.empty(); }
-  // Some blocks get a thread that runs only when no other can, so that the rest of its block, and
-  // all of others, get as far ahead of it as barriers let them.
-  void choose_laggard(std::vector<CudaThread>& threads);
-  void draw_priority(CudaThread* thread);
+  void draw_priority(CudaThread* thread) { thread->priority = random_(); }
 
  private:
-  uint64_t draw(uint64_t choices) { return random_() % choices; }
-
   Order order_;
   std::mt19937_64 random_;
   std::deque<CudaThread*> threads_;
@@ -160,11 +154,8 @@ class Scheduler {
   void finish(CudaThread* thread);
   void give_up(const char* kind, const std::string& message);
 
-  // Who was the last to access an address atomically; kept for the sanitizer only.
-  void note_atomic(const volatile void* address, CudaThread* thread) {
-    last_atomics_[address] = thread;
-  }
-  const CudaThread* last_atomic(const volatile void* address) const;
+  // What carries order between the atomic accesses to an address; for the sanitizer only.
+  const char* token_of(const volatile void* address) { return &tokens_[address]; }
 
   const Launch& launch() const { return launch_; }
   void* sanitizer_fiber() const { return sanitizer_fiber_; }
@@ -193,7 +184,7 @@ class Scheduler {
   Context context_;
   void* sanitizer_fiber_;
   uint64_t fruitless_yields_ = 0;
-  std::unordered_map<const volatile void*, CudaThread*> last_atomics_;
+  std::unordered_map<const volatile void*, char> tokens_;
   std::string error_kind_;
   std::string error_message_;
 };

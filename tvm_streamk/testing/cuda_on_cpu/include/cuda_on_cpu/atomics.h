@@ -32,7 +32,8 @@ inline T update_atomically(T* address, Update update) {
     __builtin_memcpy(&new_bits, &new_value, sizeof(T));
   } while (!__atomic_compare_exchange_n(word, &old_bits, new_bits, false, __ATOMIC_RELAXED,
                                         __ATOMIC_RELAXED));
-  after_atomic(address, new_bits != old_bits);
+  after_atomic(address, sizeof(T),
+               new_bits != old_bits ? AtomicEffect::changed : AtomicEffect::wrote_the_same);
   return old_value;
 }
 

@@ -92,7 +92,7 @@ inline T ld_relaxed(Address address) {
   before_atomic(pointer);
   T value;
   __atomic_load(pointer, &value, __ATOMIC_RELAXED);
-  after_atomic(pointer, false);
+  after_atomic(pointer, sizeof(T), AtomicEffect::read);
   return value;
 }
 
@@ -108,7 +108,7 @@ inline void st_relaxed(Address address, T value) {
   T* const pointer = static_cast<T*>(global_pointer(address));
   before_atomic(pointer);
   __atomic_store(pointer, &value, __ATOMIC_RELAXED);
-  after_atomic(pointer, true);
+  after_atomic(pointer, sizeof(T), AtomicEffect::changed);
 }
 
 template <typename T, typename Address>

@@ -85,8 +85,9 @@ void* shared_pointer(uint32_t address);
 
 // Both sides of an atomic access. A relaxed one publishes what came before the thread's last
 // fence, and what it read counts from its next fence on.
+enum class AtomicEffect { read, wrote_the_same, changed };
 void before_atomic(const volatile void* address);
-void after_atomic(const volatile void* address, bool changed_memory);
+void after_atomic(volatile void* address, unsigned bytes, AtomicEffect effect);
 void release_to(const volatile void* address);
 void acquire_from(const volatile void* address);
 void device_fence();

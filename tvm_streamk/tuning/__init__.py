@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of the MetaSchedule integration; :mod:`tvm_streamk.meta_schedule_rule` is the entry."""
