@@ -25,6 +25,7 @@ OPENCL = {"kind": "opencl", "max_threads_per_block": 256, "max_shared_memory_per
 LLVM = {"kind": "llvm", "num-cores": 2}
 MOST_SEEDS = 200
 FEW_TILES = range(2, 40)
+MOST_PER_THREAD = 32
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,8 @@ def _sample(module: Any, sketch: Schedule, space: Any, seed: int) -> Schedule | 
         return None
     nest = tvm_streamk.analyze(sample, "C")
     has_something_to_cut = nest.num_tiles in FEW_TILES and nest.panels > 1
-    return sample if has_something_to_cut else None
+    fits_registers = nest.grid == "cpu" or nest.elements.per_thread <= MOST_PER_THREAD
+    return sample if has_something_to_cut and fits_registers else None
 
 
 def _has_rfactor(schedule: Schedule) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import typer
 
+from tvm_streamk.commands.bench import bench
+from tvm_streamk.commands.calibrate import calibrate
 from tvm_streamk.commands.demo import demo
 from tvm_streamk.commands.explain import explain
 
@@ -20,6 +22,8 @@ def main() -> None:
 
 app.command()(demo)
 app.command()(explain)
+app.command()(calibrate)
+app.command()(bench)
 
 if __name__ == "__main__":
     app(prog_name="python -m tvm_streamk")

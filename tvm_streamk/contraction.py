@@ -69,6 +69,19 @@ class Contraction:
         pairs = zip(self.block.iter_vars, self.axes, strict=True)
         return tuple(iterator.dom.extent for iterator, own in pairs if own == axis)
 
+    @property
+    def gathers_columns(self) -> bool:
+        """Whether an index of the column operand combines axes, as that of a window does."""
+        units = [
+            iterator.var
+            for iterator, own in zip(self.block.iter_vars, self.axes, strict=True)
+            if own == Axis.UNIT
+        ]
+        region = self.block.reads[self.column_operand].region
+        variables = [collect(axis.min, ir.Var) for axis in region]
+        wide = [[var for var in own if not contains(units, var)] for own in variables]
+        return any(len(own) > 1 for own in wide)
+
     def index_map(self, variables: Sequence[Any], order: Sequence[Axis]) -> Any:
         """The map from a tensor's axes to one fused axis per group.
 

@@ -40,10 +40,16 @@ from tvm_streamk.register_tile import CpuTile, cpu_tile
 FEWEST_VECTOR_BITS = 128
 """Where LLVM does not know the processor."""
 
-_A_ORDER = (Axis.BATCH, Axis.ROW, Axis.SUM)
-_B_ORDER = (Axis.BATCH, Axis.SUM, Axis.COLUMN)
-_C_ORDER = (Axis.BATCH, Axis.ROW, Axis.COLUMN)
-_LOOP_ORDER = (Axis.BATCH, Axis.ROW, Axis.COLUMN, Axis.SUM)
+FEWEST_GATHERED_ROWS = 8
+FEWEST_GATHERED_SUMS = 64
+"""Where a copy computes an index per element, as for the windows of a convolution, it must be used by
+as many rows; and LLVM makes vectors of shorter sums by itself, without a copy."""
+
+_A_ORDER = (Axis.ROW, Axis.SUM)
+_B_ORDER = (Axis.SUM, Axis.COLUMN)
+_C_ORDER = (Axis.ROW, Axis.COLUMN)
+_LOOP_ORDER = (Axis.ROW, Axis.COLUMN, Axis.SUM)
+"""Orders of the fused axes, after that of the batch where there is one."""
 
 
 class CpuGemm(ScheduleRule):
@@ -82,8 +88,18 @@ class CpuGemm(ScheduleRule):
 
 
 def _is_worth_tiling(contraction: Contraction) -> bool:
-    """Whether there are columns for vectors, and anything to add up."""
-    return all(static_value(contraction.extent(axis)) != 1 for axis in (Axis.COLUMN, Axis.SUM))
+    """Whether the copies pay, as far as extents are known now.
+
+    Rows and batch may be symbolic. Products with symbolic columns or sums are those of attention,
+    whose sums or columns are short; they would double the time that TVM takes to compile a model.
+    """
+    columns, sums = (static_value(contraction.extent(axis)) for axis in (Axis.COLUMN, Axis.SUM))
+    if columns is None or sums is None or columns == 1 or sums == 1:
+        return False
+    rows = static_value(contraction.extent(Axis.ROW))
+    if contraction.gathers_columns:
+        return rows is not None and rows >= FEWEST_GATHERED_ROWS and sums >= FEWEST_GATHERED_SUMS
+    return rows != 1 or Axis.BATCH not in contraction.axes
 
 
 def _schedule(func: Any, contraction: Contraction, target: Any) -> Schedule | None:
@@ -117,13 +133,17 @@ def _normalise(schedule: Schedule, block: Any, contraction: Contraction) -> tupl
         raise ScheduleError("the product is none after its operands were copied")
     reads = [_variables(statement.reads[operand]) for operand in (rows, columns)]
     written = _variables(statement.writes[0])
+    batch = (Axis.BATCH,) if Axis.BATCH in plain.axes else ()
     for copy, variables, order in zip(copies, reads, (_A_ORDER, _B_ORDER), strict=True):
-        schedule.transform_layout(copy, ("write", 0), plain.index_map(variables, order))
-    schedule.transform_layout(store, ("read", 0), plain.index_map(written, _C_ORDER))
+        index_map = plain.index_map(variables, (*batch, *order))
+        schedule.transform_layout(copy, ("write", 0), index_map)
+    stored = plain.index_map(written, (*batch, *_C_ORDER))
+    schedule.transform_layout(store, ("read", 0), stored)
     # The store must run over the same fused axes as the tiles, or its part of a tile is no box.
-    schedule.transform_block_layout(store, plain.index_map(written, _C_ORDER))
+    schedule.transform_block_layout(store, stored)
     iterators = [iterator.var for iterator in statement.iter_vars]
-    schedule.transform_block_layout(block, plain.index_map(iterators, _LOOP_ORDER))
+    loops = plain.index_map(iterators, (*batch, *_LOOP_ORDER))
+    schedule.transform_block_layout(block, loops)
     return plain, store
 
 
@@ -158,7 +178,9 @@ def _merge_consumers(schedule: Schedule, store: Any) -> bool:
 
 def _pad(schedule: Schedule, block: Any, tile: CpuTile) -> None:
     """Make rows, columns and depth multiples of the groups and the panel."""
-    schedule.pad_einsum(block, [1, tile.group_rows, tile.group_columns, tile.depth])
+    padding = [tile.group_rows, tile.group_columns, tile.depth]
+    batch = [1] * (len(schedule.get_loops(block)) - len(padding))
+    schedule.pad_einsum(block, [*batch, *padding])
     for consumer in schedule.get_consumers(block):
         if schedule.get_consumers(consumer):
             schedule.compute_inline(consumer)
@@ -171,17 +193,16 @@ def _inline_producers(schedule: Schedule, block: Any) -> None:
 
 def _tile_loops(schedule: Schedule, block: Any, tile: CpuTile) -> tuple[Any, Any]:
     """Split, order and bind the product's loops; returns the tile loop and the panel loop."""
-    batch, rows, columns, sums = schedule.get_loops(block)
+    *batch, rows, columns, sums = schedule.get_loops(block)
     # Groups first: a condition for the last tile then stands around whole groups.
     row_groups, row = schedule.split(rows, [None, tile.group_rows])
     column_groups, column = schedule.split(columns, [None, tile.group_columns])
     row_tiles, row_groups = schedule.split(row_groups, [None, tile.row_groups])
     column_tiles, column_groups = schedule.split(column_groups, [None, tile.column_groups])
     panels, step = schedule.split(sums, [None, tile.depth])
-    schedule.reorder(
-        batch, row_tiles, column_tiles, panels, column_groups, row_groups, step, row, column
-    )
-    tiles = schedule.fuse(batch, row_tiles, column_tiles)
+    outer = [*batch, row_tiles, column_tiles]
+    schedule.reorder(*outer, panels, column_groups, row_groups, step, row, column)
+    tiles = schedule.fuse(*outer)
     schedule.parallel(tiles)
     schedule.unroll(row)
     schedule.vectorize(column)

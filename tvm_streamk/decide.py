@@ -9,23 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import tvm
-from tvm.target import Target
-
 from tvm_streamk.annotation import (
     ARGUMENT,
+    ATOMIC,
     LAST_ARRIVER,
     TWO_PHASE,
     RecordedDecision,
 )
-from tvm_streamk.devices import (
-    DEFAULT_DEVICE,
-    Device,
-    TargetWithoutTag,
-    UnknownDevice,
-    cpu,
-    lookup_target,
-)
+from tvm_streamk.devices import Device
 from tvm_streamk.errors import (
     CountersNotUsable,
     InvalidAnnotation,
@@ -33,11 +24,13 @@ from tvm_streamk.errors import (
     SplitsDoNotDivide,
     TooManyWorkers,
     WorkersUnknown,
+    WorkspaceTooSmall,
 )
 from tvm_streamk.expressions import buffers_accessed, contains, static_value
 from tvm_streamk.merge_buffers import arrivals_parameter
 from tvm_streamk.merges import merge_named
-from tvm_streamk.nest import CPU, reduction_iterators
+from tvm_streamk.nest import CPU
+from tvm_streamk.nest_device import device_for, processors_of
 from tvm_streamk.nest_partition import needs_merge, partition_of
 from tvm_streamk.partition import (
     DATA_PARALLEL,
@@ -45,17 +38,13 @@ from tvm_streamk.partition import (
     SPLIT_K,
     STREAM_K,
     TWO_TILE,
+    Partition,
 )
 from tvm_streamk.plan import Plan
-from tvm_streamk.policy import choose
+from tvm_streamk.policy import Decision, WorkspaceLimitTooSmall, choose
 from tvm_streamk.tile_nest import TileNest
 
 AUTO = "auto"
-FRAGMENT_DEPTH = 16
-"""Multiply-adds per element in one matrix instruction: k of the 16x16x16 fragments."""
-SCALAR_OVER_MATRIX_UNITS = 1 / 16
-"""Throughput of float32 arithmetic over that of the 16-bit matrix units, on an A100 (19.5 of 312
-teraflops) and about the same on its successors."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +59,7 @@ class Request:
     splits: int | None = None
     device: Device | None = None
     batch_invariant: bool = False
+    workspace_limit_bytes: int | None = None
 
 
 def decide(nest: TileNest, request: Request) -> Plan:
@@ -100,15 +90,21 @@ def decide(nest: TileNest, request: Request) -> Plan:
             f"{request.decomposition!r}.",
             block=nest.block,
         )
-    processors = _processors(nest, request)
+    if request.batch_invariant:
+        _check_invariant(nest, request)
+    processors = processors_of(nest, request.device, request.num_sms)
+    gain = None
     if request.decomposition == AUTO:
-        request = _with_policy(nest, request, processors, notes)
+        request, gain = _with_policy(nest, request, processors, notes)
     word = request.decomposition
     splits = _splits(nest, request) if word == SPLIT_K else 0
     workers = _num_workers(nest, request, word, splits, processors, notes)
     merge = _default_merge(nest) if request.merge == AUTO else request.merge
     decision = RecordedDecision(nest.block, word, merge, request.counters, workers, splits)
-    return _plan(nest, decision, processors, notes)
+    plan = _plan(nest, decision, processors, notes)
+    _check_workspace(plan, request.workspace_limit_bytes)
+    device = device_for(nest, request.device, plan.processors)
+    return replace(plan, predicted_gain=gain, device=device)
 
 
 def _plan(
@@ -163,66 +159,88 @@ def _check_counters(nest: TileNest, decision: RecordedDecision) -> None:
 
 def _with_policy(
     nest: TileNest, request: Request, processors: int | None, notes: list[str]
-) -> Request:
-    """The request with ``auto`` replaced by what the policy chooses."""
+) -> tuple[Request, float | None]:
+    """The request with ``auto`` replaced by what the policy chooses, and the gain it predicts."""
     if request.num_workers is not None:
         notes.append("num_workers was given, so all tiles are streamed over that many workers")
-        return replace(request, decomposition=STREAM_K)
+        return replace(request, decomposition=STREAM_K), None
     if processors is None:
         raise _workers_unknown(nest)
-    if not isinstance(nest.num_tiles, int):
-        notes.append(
-            "the number of tiles is symbolic: the kernel streams what does not fill whole waves, "
-            "as it finds at run time"
-        )
-        return replace(request, decomposition=TWO_TILE, num_workers=processors)
-    device = _scaled_device(nest, request, processors)
-    merge = _default_merge(nest) if request.merge == AUTO else request.merge
-    chosen = choose(
-        nest.num_tiles,
-        nest.panels,
-        device=device,
-        tile_bytes=nest.elements.slot_bytes,
-        merges_allowed=(merge,),
-        batch_invariant=request.batch_invariant,
-    )
+    if not isinstance(nest.num_tiles, int) and not request.batch_invariant:
+        return _by_rule(nest, request, processors, notes), None
+    chosen = _choose(nest, request, processors)
     notes.append(chosen.reason)
     fixed = chosen.decomposition in (SPLIT_K, DATA_PARALLEL)
-    return replace(
+    decided = replace(
         request,
         decomposition=chosen.decomposition,
         num_workers=None if fixed else chosen.num_workers,
         splits=chosen.splits if chosen.decomposition == SPLIT_K else None,
     )
+    return decided, chosen.predicted_gain if isinstance(nest.num_tiles, int) else None
 
 
-def _scaled_device(nest: TileNest, request: Request, processors: int) -> Device:
-    """The device's constants for this nest's tile and type, with the known processor count."""
-    device = request.device
-    if device is None:
-        device = cpu(processors) if nest.grid == CPU else DEFAULT_DEVICE
-    elements = nest.elements.per_thread * nest.elements.threads
-    accumulator_bytes = max(nest.elements.slot_bytes // max(elements, 1), 1)
-    return device.with_processors(processors, 1).for_tile(
-        (elements, 1, _panel_depth(nest)), accumulator_bytes, _relative_speed(nest)
+def _choose(nest: TileNest, request: Request, processors: int) -> Decision:
+    """Ask the policy. A batch-invariant split is the same for any number of tiles."""
+    merge = _default_merge(nest) if request.merge == AUTO else request.merge
+    try:
+        return choose(
+            nest.num_tiles if isinstance(nest.num_tiles, int) else 1,
+            nest.panels,
+            device=device_for(nest, request.device, processors),
+            tile_bytes=nest.elements.slot_bytes,
+            merges_allowed=(merge,),
+            workspace_limit_bytes=request.workspace_limit_bytes,
+            batch_invariant=request.batch_invariant,
+        )
+    except WorkspaceLimitTooSmall as error:
+        raise WorkspaceTooSmall(f"{error}.", block=nest.block) from error
+
+
+def _by_rule(nest: TileNest, request: Request, processors: int, notes: list[str]) -> Request:
+    """Where the number of tiles is symbolic there is nothing to predict."""
+    slots = Partition(processors, nest.panels, processors, TWO_TILE).num_slots
+    needs, limit = slots * nest.elements.slot_bytes, request.workspace_limit_bytes
+    if limit is not None and needs > limit and request.merge != ATOMIC:
+        notes.append(
+            f"the number of tiles is symbolic, and partial sums of {processors} workers need "
+            f"{needs} bytes, more than the limit of {limit}: the nest stays as it is"
+        )
+        return replace(request, decomposition=DATA_PARALLEL)
+    notes.append(
+        "the number of tiles is symbolic: the kernel streams what does not fill whole waves, "
+        "as it finds at run time"
     )
+    return replace(request, decomposition=TWO_TILE, num_workers=processors)
 
 
-def _panel_depth(nest: TileNest) -> int:
-    """Multiply-adds per element of the tile in one panel."""
-    depth = FRAGMENT_DEPTH if nest.staging is not None else 1
-    for iterator, _ in reduction_iterators(nest.parts.path.realize):
-        depth *= static_value(iterator.dom.extent) or 1
-    return max(depth // nest.panels, 1)
+def _check_invariant(nest: TileNest, request: Request) -> None:
+    """Refuse what makes the cuts depend on the number of tiles."""
+    word = request.decomposition
+    if word in (STREAM_K, TWO_TILE) or (word == AUTO and request.num_workers is not None):
+        what = f"decomposition={word!r}" if word != AUTO else f"num_workers={request.num_workers}"
+        raise InvalidArgument(
+            f"batch_invariant=True and {what}: equal slices for a fixed number of workers are cut "
+            "by the number of tiles.",
+            block=nest.block,
+            hint="decomposition='auto' without num_workers, or 'split_k' with splits.",
+        )
 
 
-def _relative_speed(nest: TileNest) -> float:
-    """Arithmetic throughput over that of the device's reference panel."""
-    if nest.staging is not None:
-        return 1.0
-    wide = str(nest.elements.buffer.dtype).endswith("64")
-    ordinary = 1.0 if nest.grid == CPU else SCALAR_OVER_MATRIX_UNITS
-    return ordinary / 2 if wide else ordinary
+def _check_workspace(plan: Plan, limit: int | None) -> None:
+    """Refuse what the caller asked for by name and does not allow the memory for."""
+    needs = plan.workspace_bytes
+    if limit is None or (needs is not None and needs <= limit):
+        return
+    bytes_needed = "bytes for each of a symbolic number of tiles"
+    if needs is not None:
+        bytes_needed = f"{needs} bytes"
+    raise WorkspaceTooSmall(
+        f"{plan.decision.decomposition!r} with {plan.num_workers} workers needs {bytes_needed} "
+        f"for partial sums, workspace_limit_bytes is {limit}.",
+        block=plan.block,
+        hint="decomposition='auto', which keeps to the limit, fewer workers, or no limit.",
+    )
 
 
 def check_recorded(nest: TileNest, decision: RecordedDecision) -> None:
@@ -245,32 +263,6 @@ def check_recorded(nest: TileNest, decision: RecordedDecision) -> None:
             block=decision.block,
             hint="record the decision again with sch.stream_k(..., lower=False).",
         )
-
-
-def _processors(nest: TileNest, request: Request) -> int | None:
-    """How many workers run at the same time, where something tells."""
-    if request.num_sms is not None:
-        return request.num_sms
-    if request.device is not None:
-        return request.device.num_slots
-    target = Target.current(allow_none=True)
-    if target is None:
-        return None
-    if nest.grid == CPU:
-        cores = target.attrs.get("num-cores")
-        return None if cores is None else int(cores)
-    return _processors_of_target(target)
-
-
-def _processors_of_target(target: Target) -> int | None:
-    """The processors of a GPU target, by its tag or by the device that is present."""
-    try:
-        return lookup_target(target).num_slots
-    except (TargetWithoutTag, UnknownDevice):
-        present = tvm.device(str(target.kind.name)) if str(target.kind.name) == "cuda" else None
-        if present is not None and present.exist:
-            return int(present.multi_processor_count)
-    return None
 
 
 def _splits(nest: TileNest, request: Request) -> int:

@@ -14,17 +14,21 @@ The four constants of the cost model are microseconds for one reference panel: a
   second-level-cache traffic. For the A100 the numbers fall where the "Stream-K" paper (Osama et
   al., PPoPP 2023) needs them to give the three grid sizes that it prints in section 5.1.
 
-Replace them with measured constants by :func:`dataclasses.replace` where those are known.
+Measured constants replace them: ``python -m tvm_streamk calibrate`` writes a file for
+:meth:`Device.from_file`, and wherever a device's name is asked for, such a file's path will do.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
+from tvm_streamk.data_sheets import DATA_SHEETS, DataSheet
+from tvm_streamk.device_file import SUFFIX, DeviceFileUnusable, read_record, write_record
 from tvm_streamk.occupancy import ARCHITECTURES, Architecture
 from tvm_streamk.occupancy import occupancy as blocks_that_fit
 
@@ -195,30 +199,66 @@ class Device:
             Arithmetic throughput in the kernel's type over that of the reference (16-bit matrix
             units): 1/16 for float64 matrix units of an A100, for example.
         """
-        rows, columns, depth = REFERENCE_TILE
-        area = tile[0] * tile[1] / (rows * columns)
-        transfer = area * accumulator_bytes / REFERENCE_ACCUMULATOR_BYTES
-        fixed = PEER_LATENCY_CYCLES / (PEER_LATENCY_CYCLES + PEER_TRANSFER_CYCLES)
-        exchange = fixed + (1 - fixed) * transfer
+        panel, exchange = _scales(tile, accumulator_bytes, speed)
         return replace(
             self,
-            panel_us=self.panel_us * area * tile[2] / depth / speed,
+            panel_us=self.panel_us * panel,
             split_us=self.split_us * exchange,
             peer_us=self.peer_us * exchange,
         )
 
+    def from_tile(
+        self,
+        tile: tuple[int, int, int],
+        accumulator_bytes: int = REFERENCE_ACCUMULATOR_BYTES,
+        speed: float = 1.0,
+    ) -> Device:
+        """Return the device whose constants :meth:`for_tile` scales to this one's.
 
-class _DataSheet(NamedTuple):
-    """What the makers publish: processors, dense 16-bit matrix TFLOP/s, MHz, GB/s."""
+        The way back, for constants that were measured with a kernel's own tile.
+        """
+        panel, exchange = _scales(tile, accumulator_bytes, speed)
+        return replace(
+            self,
+            panel_us=self.panel_us / panel,
+            split_us=self.split_us / exchange,
+            peer_us=self.peer_us / exchange,
+        )
 
-    num_sms: int
-    teraflops: float
-    megahertz: int
-    gigabytes_per_second: float
-    architecture: str
+    def to_file(self, path: str | Path, measurement: Mapping[str, Any] | None = None) -> None:
+        """Write the record as JSON, with a note of how its constants were measured."""
+        write_record(Path(path), asdict(self), measurement)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Device:
+        """Read a record that :meth:`to_file` or ``python -m tvm_streamk calibrate`` wrote.
+
+        Raises
+        ------
+        DeviceFileUnusable
+            If there is no such file, or it holds something else.
+        """
+        source = Path(path)
+        required = [field.name for field in fields(cls) if field.default is MISSING]
+        record = read_record(source, [field.name for field in fields(cls)], required)
+        try:
+            return cls(**record)
+        except (TypeError, ValueError) as error:
+            raise DeviceFileUnusable(source, str(error)) from error
 
 
-def _from_data_sheet(name: str, sheet: _DataSheet) -> Device:
+def _scales(
+    tile: tuple[int, int, int], accumulator_bytes: int, speed: float
+) -> tuple[float, float]:
+    """What a panel and what the exchange of a partial sum take, over those of the reference."""
+    rows, columns, depth = REFERENCE_TILE
+    area = tile[0] * tile[1] / (rows * columns)
+    transfer = area * accumulator_bytes / REFERENCE_ACCUMULATOR_BYTES
+    fixed = PEER_LATENCY_CYCLES / (PEER_LATENCY_CYCLES + PEER_TRANSFER_CYCLES)
+    return area * tile[2] / depth / speed, fixed + (1 - fixed) * transfer
+
+
+def _from_data_sheet(name: str, sheet: DataSheet) -> Device:
     rows, columns, depth = REFERENCE_TILE
     panel_flops = FLOPS_PER_MULTIPLY_ADD * rows * columns * depth
     flops_per_us = sheet.teraflops * FLOPS_PER_US_PER_TERA / sheet.num_sms * SHARE_OF_PEAK
@@ -236,39 +276,8 @@ def _from_data_sheet(name: str, sheet: _DataSheet) -> Device:
     )
 
 
-# Clocks are those at which the maker's throughput holds. GeForce and RTX cards: the throughput
-# with a 32-bit accumulator. An MI250X is two devices to its user; the row is one of them.
-_DATA_SHEETS: Mapping[str, _DataSheet] = MappingProxyType(
-    {
-        "v100": _DataSheet(80, 125, 1530, 900, "sm_70"),
-        "t4": _DataSheet(40, 65, 1590, 320, "sm_75"),
-        "a100": _DataSheet(108, 312, 1410, 2039, "sm_80"),
-        "a30": _DataSheet(56, 165, 1440, 933, "sm_80"),
-        "a10": _DataSheet(72, 125, 1695, 600, "sm_86"),
-        "a40": _DataSheet(84, 150, 1740, 696, "sm_86"),
-        "rtx-a6000": _DataSheet(84, 155, 1800, 768, "sm_86"),
-        "rtx-3080": _DataSheet(68, 59.5, 1710, 760, "sm_86"),
-        "rtx-3090": _DataSheet(82, 71, 1695, 936, "sm_86"),
-        "l4": _DataSheet(58, 121, 2040, 300, "sm_89"),
-        "l40": _DataSheet(142, 181, 2490, 864, "sm_89"),
-        "l40s": _DataSheet(142, 362, 2520, 864, "sm_89"),
-        "rtx-4080": _DataSheet(76, 97.5, 2505, 717, "sm_89"),
-        "rtx-4090": _DataSheet(128, 165, 2520, 1008, "sm_89"),
-        "h100": _DataSheet(132, 989, 1830, 3350, "sm_90"),
-        "h100-pcie": _DataSheet(114, 756, 1620, 2000, "sm_90"),
-        "h200": _DataSheet(132, 989, 1830, 4800, "sm_90"),
-        "gh200": _DataSheet(132, 989, 1830, 4000, "sm_90"),
-        "b200": _DataSheet(148, 2250, 1850, 8000, "sm_100"),
-        "rtx-5090": _DataSheet(170, 209.5, 2407, 1792, "sm_120"),
-        "mi210": _DataSheet(104, 181, 1700, 1638, "gfx90a"),
-        "mi250x": _DataSheet(110, 191.5, 1700, 1638, "gfx90a"),
-        "mi300a": _DataSheet(228, 980.6, 2100, 5300, "gfx942"),
-        "mi300x": _DataSheet(304, 1307, 2100, 5300, "gfx942"),
-    }
-)
-
 KNOWN_DEVICES: Mapping[str, Device] = MappingProxyType(
-    {name: _from_data_sheet(name, sheet) for name, sheet in _DATA_SHEETS.items()}
+    {name: _from_data_sheet(name, sheet) for name, sheet in DATA_SHEETS.items()}
 )
 """The table of known devices, by normalised name."""
 
@@ -293,14 +302,19 @@ def lookup(name: str) -> Device:
     Parameters
     ----------
     name : str
-        A name (``"H200"``, ``"NVIDIA A100-SXM4-80GB"``) or a TVM target tag
-        (``"nvidia/nvidia-a100"``). Upper and lower case, maker and memory size do not matter.
+        A name (``"H200"``, ``"NVIDIA A100-SXM4-80GB"``), a TVM target tag
+        (``"nvidia/nvidia-a100"``), or the path of a calibrated device's ``.json`` file. Of names,
+        upper and lower case, maker and memory size do not matter.
 
     Raises
     ------
     UnknownDevice
         With the names that are known. A near miss (``"rtx-3080-ti"``) is not taken for a hit.
+    DeviceFileUnusable
+        If the name ends in ``.json`` and there is no record of a device.
     """
+    if name.endswith(SUFFIX):
+        return Device.from_file(name)
     device = KNOWN_DEVICES.get(normalise(name))
     if device is None:
         raise UnknownDevice(name)

@@ -29,10 +29,14 @@ from tvm_streamk.cpu_gemm_rule import CpuGemm
 from tvm_streamk.decide import AUTO
 from tvm_streamk.devices import Device
 from tvm_streamk.errors import StreamKError
+from tvm_streamk.expressions import static_value
 from tvm_streamk.nest import block_paths, reduction_iterators, root_block
-from tvm_streamk.partition import DATA_PARALLEL
+from tvm_streamk.partition import DATA_PARALLEL, STREAM_K
 from tvm_streamk.plan import Plan
 from tvm_streamk.primitive import stream_k
+
+LEAST_SYMBOLIC_PANELS = 2 * MIN_PANELS
+"""Fewest panels of a tile to be streamed where the number of tiles is symbolic: it may be 1."""
 
 RULE_FAULTS = (
     ArithmeticError,
@@ -199,6 +203,9 @@ def _threads_here() -> int:
 
 def _stream(schedule: Any, options: Options) -> Verdict:
     """Annotate the first reduction block that fits, or say why none does."""
+    if options.decomposition == AUTO and _is_symbolic_on_cpu(schedule):
+        # Cuts as few tiles as the hybrid does, and TVM compiles its index arithmetic sooner.
+        options = replace(options, decomposition=STREAM_K)
     refusal: StreamKError | None = None
     for name in _reduction_blocks(schedule):
         try:
@@ -206,13 +213,21 @@ def _stream(schedule: Any, options: Options) -> Verdict:
         except StreamKError as error:
             refusal = refusal or error
             continue
-        if plan.num_tiles is None and plan.panels < MIN_PANELS:
+        if plan.num_tiles is None and plan.panels < LEAST_SYMBOLIC_PANELS:
             _withdraw(schedule)
             return Verdict(DATA_PARALLEL, _too_few(plan), plan)
-        return Verdict(plan.decision.decomposition, "; ".join(plan.notes), plan)
+        return Verdict(plan.decision.decomposition, "; ".join(plan.notes) or _asked(plan), plan)
     if refusal is None:
         return Verdict(DATA_PARALLEL, "no block adds anything up")
     return Verdict(DATA_PARALLEL, f"{type(refusal).__name__}: {_short(refusal.message)}")
+
+
+def _is_symbolic_on_cpu(schedule: Any) -> bool:
+    function = only_function(schedule.mod)
+    shapes = [parameter.shape for parameter in function.params if hasattr(parameter, "shape")]
+    is_symbolic = any(static_value(extent) is None for shape in shapes for extent in shape)
+    target = tvm.target.Target.current(allow_none=False)
+    return is_symbolic and target.kind.name == "llvm"
 
 
 def _withdraw(schedule: Any) -> None:
@@ -224,8 +239,17 @@ def _withdraw(schedule: Any) -> None:
 
 def _too_few(plan: Plan) -> str:
     return (
-        f"the number of tiles is symbolic, and {plan.panels} panels per tile are too few to cut "
-        f"whatever it is: a worker needs {MIN_PANELS}"
+        f"the number of tiles is symbolic, and {plan.panels} panels per tile are too few to share "
+        f"a single tile: two workers need {MIN_PANELS} each"
+    )
+
+
+def _asked(plan: Plan) -> str:
+    if plan.num_tiles is not None:
+        return "the decomposition was given"
+    return (
+        f"the number of tiles is symbolic: at run time, at most {plan.num_workers - 1} of them are "
+        f"cut, and none where all {plan.num_workers} workers get as many"
     )
 
 

@@ -153,6 +153,20 @@ class WorkersUnknown(StreamKError):
 
 
 @tvm.error.register_error
+class ShapesSymbolic(StreamKError):
+    """Something needs the number of tiles, and it depends on a shape variable."""
+
+    requirement = "the number of tiles is known"
+
+
+@tvm.error.register_error
+class WorkspaceTooSmall(StreamKError):
+    """A split that may not change does not fit in the workspace that the caller allows."""
+
+    requirement = "the batch-invariant split fits in the workspace"
+
+
+@tvm.error.register_error
 class TooManyWorkers(StreamKError):
     """More workers than panels: some would have nothing to do."""
 

@@ -141,9 +141,15 @@ def with_helpers(function: Any) -> Any:
                 f"target {kind!r} has no {operation}.",
                 hint='merge="two_phase" works on every target.',
             )
-        source = ir.StringImm(_HELPERS[kind][operation])
+        source = ir.StringImm(_guarded(operation, _HELPERS[kind][operation]))
         body = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_c", source, body)
     return function.with_body(body)
+
+
+def _guarded(operation: str, source: str) -> str:
+    """The source behind a guard: several kernels of one module may bring the same helper."""
+    guard = f"TVM_STREAMK_{operation.upper()}"
+    return f"#ifndef {guard}\n#define {guard}\n{source}#endif\n"
 
 
 def _operations(body: Statement) -> list[str]:

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tvm_streamk.annotation import RecordedDecision
+from tvm_streamk.devices import Device
+from tvm_streamk.errors import ShapesSymbolic
 from tvm_streamk.partition import SPLIT_K, Partition
 
 BYTES_PER_KIB = 1024
@@ -34,6 +37,11 @@ class Plan:
         Workers that run at the same time; a wave is as many tiles.
     notes
         What was chosen for the caller, and why.
+    predicted_gain
+        Predicted time of the data-parallel nest over that of the decision, where the policy made
+        it; else None.
+    device
+        Whose constants the policy used, or would have used, scaled to the nest's tile.
     """
 
     block: str
@@ -45,6 +53,8 @@ class Plan:
     processors: int
     uses_workspace: bool
     notes: tuple[str, ...] = field(default=())
+    predicted_gain: float | None = None
+    device: Device | None = field(default=None, repr=False)
 
     @property
     def partition(self) -> Partition | None:
@@ -101,6 +111,40 @@ class Plan:
         ).slots_per_worker
         return per_worker * self.num_workers * self.slot_bytes
 
+    def plot(self, path: str | Path) -> Path:
+        """Draw the data-parallel nest and this decision, workers against time.
+
+        The times are the cost model's, for :attr:`device`.
+
+        Parameters
+        ----------
+        path : str or Path
+            Where to: a ``.png`` or ``.svg`` file. Needs Matplotlib.
+
+        Returns
+        -------
+        Path
+            The file that was written.
+
+        Raises
+        ------
+        ShapesSymbolic
+            If the number of tiles is not known.
+        UnknownPictureFormat, MatplotlibMissing
+            As :func:`tvm_streamk.plot.plot`.
+        """
+        from tvm_streamk.plot import plot
+
+        partition = self.partition
+        if partition is None:
+            raise ShapesSymbolic(
+                "the number of tiles is symbolic, so there is no one schedule to draw.",
+                block=self.block,
+                hint="tvm_streamk.plot.plot(Partition(num_tiles, ...), path) for a number of "
+                "tiles of your choice.",
+            )
+        return plot(partition, path, self.device, self.decision.merge)
+
     def rows(self) -> list[tuple[str, Any]]:
         """Names and values, as they are printed."""
         unknown = "symbolic"
@@ -110,7 +154,7 @@ class Plan:
         words = self.decision.decomposition
         if self.decision.splits:
             words = f"{words}({self.decision.splits})"
-        return [
+        rows: list[tuple[str, Any]] = [
             ("block", f"{self.block} on a {self.grid} grid"),
             ("decomposition", words),
             ("merge", self.decision.merge if self.cuts != 0 else "none needed"),
@@ -122,6 +166,9 @@ class Plan:
             ("most peers", unknown if self.most_peers is None else self.most_peers),
             ("workspace", self._workspace_shown),
         ]
+        if self.predicted_gain is not None:
+            rows.append(("predicted gain", f"{self.predicted_gain:.2f}"))
+        return rows
 
     @property
     def _is_symbolic_split(self) -> bool:

@@ -101,21 +101,28 @@ def plot(
     MatplotlibMissing
         If Matplotlib is not installed.
     """
-    target = Path(path)
-    if target.suffix.lower() not in SUFFIXES:
-        raise UnknownPictureFormat(target)
-    figure_class = _figure_class()
+    target = checked_path(path)
+    make_figure = figure_class()
     described = device or replace(DEFAULT_DEVICE, num_sms=partition.num_workers)
     base = Partition(
         partition.num_tiles, partition.panels, max(partition.num_tiles, 1), DATA_PARALLEL
     )
     runs = (simulate(base, described), simulate(partition, described, merge or LAST_ARRIVER))
-    figure = _draw(figure_class, runs, title or _summary(partition, described))
+    figure = _draw(make_figure, runs, title or _summary(partition, described))
     figure.savefig(target, dpi=DOTS_PER_INCH)
     return target
 
 
-def _figure_class() -> Any:
+def checked_path(path: str | Path) -> Path:
+    """Return a picture's path, or raise ``UnknownPictureFormat`` for its suffix."""
+    target = Path(path)
+    if target.suffix.lower() not in SUFFIXES:
+        raise UnknownPictureFormat(target)
+    return target
+
+
+def figure_class() -> Any:
+    """Import Matplotlib's figure, or raise ``MatplotlibMissing``."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -129,10 +136,10 @@ def _summary(partition: Partition, device: Device) -> str:
     )
 
 
-def _draw(figure_class: Any, runs: Sequence[Simulation], title: str) -> Any:
+def _draw(make_figure: Any, runs: Sequence[Simulation], title: str) -> Any:
     end_us = max(max(run.makespan_us for run in runs), 1e-9)
     heights = [_panel_inches(run.num_processors) for run in runs]
-    figure = figure_class(figsize=(WIDTH_INCHES, sum(heights) + 2.0), layout="constrained")
+    figure = make_figure(figsize=(WIDTH_INCHES, sum(heights) + 2.0), layout="constrained")
     figure.suptitle(title)
     axes = figure.subplots(len(runs), 1, sharex=True, height_ratios=heights)
     for axis, run in zip(axes, runs, strict=True):

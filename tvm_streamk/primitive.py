@@ -11,6 +11,7 @@ from tvm import s_tir
 from tvm_streamk.analysis import analyze_function, block_name, only_function
 from tvm_streamk.annotation import ANNOTATION_KEY, COUNTERS, MERGES
 from tvm_streamk.decide import AUTO, Request, decide
+from tvm_streamk.device_file import DeviceFileUnusable
 from tvm_streamk.devices import Device, UnknownDevice, lookup
 from tvm_streamk.errors import CountersNotUsable, InvalidArgument
 from tvm_streamk.expressions import collect
@@ -33,6 +34,7 @@ def stream_k(
     splits: int | None = None,
     device: Device | str | None = None,
     batch_invariant: bool = False,
+    workspace_limit_bytes: int | None = None,
 ) -> Plan:
     """Turn a tiled reduction nest into a persistent Stream-K kernel.
 
@@ -72,10 +74,14 @@ def stream_k(
     splits : int, optional
         For ``split_k``: segments per tile, a divisor of the panels.
     device : Device or str, optional
-        For ``auto``: whose constants the cost model uses, as a record or a known name.
+        For ``auto``: whose constants the cost model uses, as a record, a known name, or the path
+        of a ``.json`` file that ``python -m tvm_streamk calibrate`` wrote.
     batch_invariant : bool
         For ``auto``: let the split depend on K alone, so that the bits of a row of the output do
         not change with the number of rows.
+    workspace_limit_bytes : int, optional
+        Most bytes of global memory for partial sums. ``auto`` keeps to it, and says so where that
+        changes what it chooses; what is asked for by name is refused above it.
 
     Returns
     -------
@@ -118,7 +124,12 @@ def stream_k(
             <C = the sum of the workspace's slots, for the tile that the boundary cuts>
     """
     request = _checked(num_workers, decomposition, merge, counters, num_sms, splits)
-    request = replace(request, device=_known_device(device), batch_invariant=bool(batch_invariant))
+    request = replace(
+        request,
+        device=_known_device(device),
+        batch_invariant=bool(batch_invariant),
+        workspace_limit_bytes=_checked_limit(workspace_limit_bytes),
+    )
     if not isinstance(lower, bool):
         raise InvalidArgument(f"lower must be True or False, got {lower!r}.")
     name = block_name(schedule, block)
@@ -153,6 +164,13 @@ def _checked(
     return Request(num_workers, decomposition, merge, counters, num_sms, splits)
 
 
+def _checked_limit(limit: Any) -> int | None:
+    is_integer = isinstance(limit, int) and not isinstance(limit, bool)
+    if limit is not None and (not is_integer or limit < 0):
+        raise InvalidArgument(f"workspace_limit_bytes must be an int of at least 0, got {limit!r}.")
+    return limit
+
+
 def _known_device(device: Any) -> Device | None:
     if device is None or isinstance(device, Device):
         return device
@@ -160,7 +178,7 @@ def _known_device(device: Any) -> Device | None:
         raise InvalidArgument(f"device must be a Device or a known name, got {device!r}.")
     try:
         return lookup(device)
-    except UnknownDevice as error:
+    except (UnknownDevice, DeviceFileUnusable) as error:
         raise InvalidArgument(f"device={device!r}: {error}") from error
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times two launches against each other on a machine that others use too.
+"""Times launches against each other on a machine that others use too.
 
-The two are timed in turn, together with a second timing of the first one as a control, and compared
-pair by pair. Timings are taken in batches; a batch during which other processes used the CPUs is
-dropped, whatever its times say.
+Two are timed in turn, together with a second timing of the first one as a control, and compared
+pair by pair; more than two take turns in the same way. Timings are taken in batches; a batch during
+which other processes used the CPUs is dropped, whatever its times say.
 """
 
 from __future__ import annotations
@@ -104,6 +104,49 @@ class PairedTimes:
         return [mine / theirs for mine, theirs in zip(self.first, other, strict=True)]
 
 
+@dataclass(frozen=True)
+class Turns:
+    """Times in seconds of several launches that took turns.
+
+    Attributes
+    ----------
+    times
+        For each launch, one entry per round that was kept.
+    batches, dropped
+        How many batches were timed, and how many of them were dropped for foreign load.
+    needed
+        Rounds that a figure needs.
+    """
+
+    times: tuple[tuple[float, ...], ...]
+    batches: int
+    dropped: int
+    needed: int = LEAST_PAIRS
+
+    def paired(self, first: int, second: int, again: int) -> PairedTimes:
+        """Compare two launches by their places; ``again`` is where ``first`` runs once more."""
+        times = self.times
+        return PairedTimes(
+            times[first], times[second], times[again], self.batches, self.dropped, self.needed
+        )
+
+    @property
+    def medians(self) -> tuple[float, ...]:
+        """Median time of each launch.
+
+        Raises
+        ------
+        NotQuiet
+            If too few rounds were kept.
+        """
+        return tuple(self.paired(0, place, 0).seconds[1] for place in range(len(self.times)))
+
+    @property
+    def least(self) -> tuple[float, ...]:
+        """Least time of each launch. Raises ``NotQuiet`` as ``medians``."""
+        return tuple(min(times) for times, _ in zip(self.times, self.medians, strict=True))
+
+
 class LoadMeter(Protocol):
     """Tells how busy other processes keep the CPUs."""
 
@@ -157,14 +200,44 @@ def interleaved(
 ) -> PairedTimes:
     """Time two launches in turn until enough undisturbed pairs are there.
 
-    A round runs ``first``, ``second`` and ``first`` again, in an order that rotates, so that each
-    runs after each other one equally often. Rounds are made in batches.
+    A round runs ``first``, ``second`` and ``first`` again; see :func:`take_turns`.
 
     Parameters
     ----------
     first, second
         What is timed; each returns when its work is done.
     pairs
+        Rounds to keep.
+    batch_seconds, load, load_limit, on_batch
+        As for :func:`take_turns`.
+
+    Returns
+    -------
+    PairedTimes
+        It may hold too few rounds; then it refuses to give a figure.
+    """
+    launches = (first, second, first)
+    return take_turns(launches, pairs, batch_seconds, load, load_limit, on_batch).paired(0, 1, 2)
+
+
+def take_turns(
+    launches: Sequence[Callable[[], object]],
+    rounds: int = LEAST_PAIRS,
+    batch_seconds: float = _BATCH_SECONDS,
+    load: LoadMeter | None = None,
+    load_limit: float = FOREIGN_LOAD_LIMIT,
+    on_batch: Callable[[int], object] | None = None,
+) -> Turns:
+    """Time several launches in turn until enough undisturbed rounds are there.
+
+    A round runs each launch once, in an order that rotates, so that each takes every place equally
+    often. Rounds are made in batches.
+
+    Parameters
+    ----------
+    launches
+        What is timed; each returns when its work is done.
+    rounds
         Rounds to keep.
     batch_seconds
         How long a batch should last: the system counts CPU time in hundredths of a second, so
@@ -178,18 +251,17 @@ def interleaved(
 
     Returns
     -------
-    PairedTimes
+    Turns
         It may hold too few rounds; then it refuses to give a figure.
     """
     meter = ForeignLoad() if load is None else load
-    launches = (first, second, first)
     warm_up = [_round(launches, number) for number in range(_WARM_UP_ROUNDS)]
     typical = statistics.median(sum(times) for times in warm_up)
     size = max(_FEWEST_ROUNDS_PER_BATCH, round(batch_seconds / max(typical, _SHORTEST_SECONDS)))
-    most_batches = _MOST_BATCHES_PER_NEEDED * -(-pairs // size)
+    most_batches = _MOST_BATCHES_PER_NEEDED * -(-rounds // size)
     kept: list[tuple[float, ...]] = []
     batches = dropped = 0
-    while len(kept) < pairs and batches < most_batches:
+    while len(kept) < rounds and batches < most_batches:
         meter.start()
         batch = [_round(launches, number) for number in range(size)]
         is_disturbed = meter.stop() > load_limit
@@ -198,8 +270,8 @@ def interleaved(
         kept += [] if is_disturbed else batch
         if on_batch is not None:
             on_batch(len(kept))
-    columns = [tuple(times[column] for times in kept) for column in range(len(launches))]
-    return PairedTimes(columns[0], columns[1], columns[2], batches, dropped, pairs)
+    columns = tuple(tuple(times[column] for times in kept) for column in range(len(launches)))
+    return Turns(columns, batches, dropped, rounds)
 
 
 def _round(launches: Sequence[Callable[[], object]], number: int) -> tuple[float, ...]:

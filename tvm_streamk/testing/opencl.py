@@ -78,9 +78,9 @@ class OpenCLProgram:
         ]
         self._queue.finish()
 
-    def launch(self) -> None:
-        """Run every kernel of the plan once, in order, and wait for the last."""
-        for kernel, launch in self._launches:
+    def launch(self, times: int = 1) -> None:
+        """Run every kernel of the plan, in order, so many times; wait for the last."""
+        for kernel, launch in self._launches * times:
             work_items = tuple(
                 blocks * threads for blocks, threads in zip(launch.grid, launch.block, strict=True)
             )

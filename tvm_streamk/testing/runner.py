@@ -25,8 +25,8 @@ _CPU_KINDS = ("llvm", "c")
 class Engine(Protocol):
     """Something that holds the tensor parameters of a built function and can launch it."""
 
-    def launch(self) -> None:
-        """Run once and wait until it is done."""
+    def launch(self, times: int = 1) -> None:
+        """Run so many times in a row and wait until all is done."""
 
     def write(self, name: str, array: np.ndarray) -> None:
         """Replace the contents of one parameter."""
@@ -50,9 +50,16 @@ class Prepared:
         self._program = program
         self._values = dict(values)
 
-    def launch(self) -> None:
-        """Run the function once and wait for it. All buffers keep what the launch left there."""
-        self._program.launch()
+    def launch(self, times: int = 1) -> None:
+        """Run the function and wait for it. All buffers keep what the launch left there.
+
+        Parameters
+        ----------
+        times : int
+            Launches in a row, with one wait at the end: what a launch itself takes then matters
+            less, where the device queues launches.
+        """
+        self._program.launch(times)
 
     def write(self, index: int, array: np.ndarray) -> None:
         """Replace the contents of a tensor parameter.
@@ -204,8 +211,9 @@ class _TVMRuntime:
             for name, value in values.items()
         }
 
-    def launch(self) -> None:
-        self._function(*self._arguments.values())
+    def launch(self, times: int = 1) -> None:
+        for _ in range(times):
+            self._function(*self._arguments.values())
         self._device.sync()
 
     def write(self, name: str, array: np.ndarray) -> None:
@@ -233,8 +241,9 @@ class _CudaOnCpu:
         for workspace in plan.workspaces:
             self._arrays[workspace.name] = np.full(workspace.num_bytes, POISON_BYTE, np.uint8)
 
-    def launch(self) -> None:
-        self._engine.run_plan(self._plan, self._arrays)
+    def launch(self, times: int = 1) -> None:
+        for _ in range(times):
+            self._engine.run_plan(self._plan, self._arrays)
 
     def write(self, name: str, array: np.ndarray) -> None:
         self._arrays[name][...] = array

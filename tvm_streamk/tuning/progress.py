@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -63,11 +64,27 @@ def bar_on(console: Console) -> Progress:
     return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
 
 
-def keep_log_in_files() -> None:
+@contextlib.contextmanager
+def log_in_files() -> Iterator[None]:
     """Let TVM's log go to the work directory only, unless the user has set its level.
 
-    TVM copies all of it to the standard output where nothing is set.
+    Where nothing is set, TVM copies all of it to the standard output. It reconfigures its logger
+    on every run and fails on handlers without a name, so that the logger's state is put aside and
+    comes back afterwards.
     """
     logger = logging.getLogger(_TVM_LOGGER)
-    if logger.level == logging.NOTSET:
+    level, propagates, handlers = logger.level, logger.propagate, list(logger.handlers)
+    for handler in handlers:
+        logger.removeHandler(handler)
+    if level == logging.NOTSET:
         logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+            handler.close()
+        for handler in handlers:
+            logger.addHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagates

@@ -202,7 +202,7 @@ def _plan_cells(finding: Finding, device: Device) -> list[str]:
 def _layout(finding: Finding, device: Device) -> str:
     waves = finding.waves(device)
     if finding.counts is None or waves is None:
-        return "several nests"
+        return "TVM's own split of the reduction"
     tiles, (before, after) = finding.counts.num_tiles, waves
     what = f"{tiles} {'tile' if tiles == 1 else 'tiles'} on {device.num_sms} processors"
     shown = f"{after:.2f}".rstrip("0").rstrip(".")

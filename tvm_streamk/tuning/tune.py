@@ -20,7 +20,7 @@ from tvm_streamk.tuning.builder import builder as default_builder
 from tvm_streamk.tuning.errors import NothingMeasured, WorkDirectoryIsAFile
 from tvm_streamk.tuning.features import StreamKFeatures
 from tvm_streamk.tuning.processors import device_of
-from tvm_streamk.tuning.progress import ShowProgress, bar_on, keep_log_in_files
+from tvm_streamk.tuning.progress import ShowProgress, bar_on, log_in_files
 from tvm_streamk.tuning.rule import require_constant_shapes
 from tvm_streamk.tuning.runner import runner as default_runner
 from tvm_streamk.tuning.space import space_generator, tensor_intrinsics_for
@@ -29,6 +29,10 @@ TRIALS = 64
 TRIALS_PER_BATCH = (8, 32)
 """Fewest and most: every batch starts processes, and the cost model learns between batches."""
 BATCHES = 4
+
+MOST_TRIALS_ON_ONE_THREAD = 256
+"""Up to here the cost model trains on one thread: its rows are few, and threads that wait for each
+other take ten times as long where anything else runs."""
 
 MOST_POPULATION = 512
 POPULATION_PER_TRIAL = 4
@@ -139,8 +143,7 @@ def tune(
     space = space or space_generator(target, device.num_slots)
     target = tvm.target.Target(target)
     console = console or Console()
-    keep_log_in_files()
-    with tensor_intrinsics_for(target), bar_on(console) as bar:
+    with tensor_intrinsics_for(target), log_in_files(), bar_on(console) as bar:
         database = meta_schedule.tune_tir(
             module,
             target,
@@ -192,7 +195,9 @@ def xgboost_model(num_sms: int, max_trials: int = TRIALS) -> Any:
     tvm.s_tir.meta_schedule.cost_model.XGBModel
     """
     return meta_schedule.cost_model.XGBModel(
-        extractor=StreamKFeatures(num_sms), num_warmup_samples=_trials_per_batch(max_trials)
+        extractor=StreamKFeatures(num_sms),
+        num_warmup_samples=_trials_per_batch(max_trials),
+        num_tuning_cores=1 if max_trials <= MOST_TRIALS_ON_ONE_THREAD else None,
     )
 
 

@@ -172,7 +172,9 @@ def test_narrow_floats_round_as_numpy_does(kind: str) -> None:
     generator = np.random.default_rng(0)
     wide = generator.integers(0, 2**32, 4096, np.uint32).view(np.float32)
     special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 65519.9, 65520.0, 6e-8, 1e-45])
-    wide = np.concatenate([wide, special.astype(np.float32), np.zeros(23, np.float32)])
+    # Half way between two neighbours, of half and of bfloat16: to the even one, down and up.
+    ties = np.array([0x3F801000, 0x3F803000, 0x3F808000, 0x3F818000], np.uint32).view(np.float32)
+    wide = np.concatenate([wide, special.astype(np.float32), ties, np.zeros(19, np.float32)])
     narrow, back = np.zeros(len(wide), dtype), np.zeros_like(wide)
     source = f"""
 #include <cuda.h>

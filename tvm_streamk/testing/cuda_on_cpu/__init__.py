@@ -4,7 +4,9 @@
 g++ compiles the source against headers that stand in for CUDA's. At run time every CUDA thread is
 a fibre, one runs at a time, and the order is the caller's choice: `run_plan` computes results and
 notices threads that miss a barrier, writes outside of arrays and waits that never end;
-`find_races` lets ThreadSanitizer look for barriers and fences that are missing.
+`find_races` lets ThreadSanitizer look for barriers and fences that are missing. It reads CUDA's
+memory model strictly: a fence orders an atomic of its own thread only, so that a block whose first
+thread publishes for all needs the fence in that thread, between the barrier and the atomic.
 
 Not emulated: clusters, TMA, mbarriers, wgmma, tcgen05, 8-bit floats. Not seen: speed, registers,
 occupancy, bank conflicts. Tensor cores are emulated with 32-bit sums, one product after the other;
