@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tvm import tirx
 
 from tvm_streamk.cost_model import NumpyIntegers
+from tvm_streamk.integers import PythonIntegers
 from tvm_streamk.partition import (
     DATA_PARALLEL,
     DECOMPOSITIONS,
@@ -30,7 +31,6 @@ from tvm_streamk.partition import (
     STREAM_K,
     TWO_TILE,
     Partition,
-    PythonIntegers,
     Segment,
 )
 

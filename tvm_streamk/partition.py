@@ -37,7 +37,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+
+from tvm_streamk.integers import PYTHON_INTEGERS, Integer, Operators
 
 DATA_PARALLEL = "data_parallel"
 PERSISTENT = "persistent"
@@ -51,43 +52,6 @@ grid: what data-parallel waves look like in persistent form, and the yardstick f
 MAX_PARTIAL_SEGMENTS = 2
 """A contiguous slice has at most one segment that does not start its tile (its first one) and at
 most one that does not end its tile (its last one)."""
-
-Integer = Any
-"""A Python ``int`` or a TensorIR integer expression."""
-
-
-class Operators(Protocol):
-    """What the formulas need beyond ``+ - * // %``: on Python integers or on expressions."""
-
-    def minimum(self, left: Integer, right: Integer) -> Integer:
-        """Return the smaller of two integers."""
-
-    def maximum(self, left: Integer, right: Integer) -> Integer:
-        """Return the larger of two integers."""
-
-    def where_less(
-        self, left: Integer, right: Integer, then: Integer, otherwise: Integer
-    ) -> Integer:
-        """Return ``then`` if ``left < right``, else ``otherwise``."""
-
-
-class PythonIntegers:
-    """The operators on Python integers."""
-
-    def minimum(self, left: int, right: int) -> int:
-        """Return the smaller of two integers."""
-        return min(left, right)
-
-    def maximum(self, left: int, right: int) -> int:
-        """Return the larger of two integers."""
-        return max(left, right)
-
-    def where_less(self, left: int, right: int, then: int, otherwise: int) -> int:
-        """Return ``then`` if ``left < right``, else ``otherwise``."""
-        return then if left < right else otherwise
-
-
-PYTHON_INTEGERS = PythonIntegers()
 
 
 def _is_zero(value: Integer) -> bool:
