@@ -446,28 +446,68 @@ def parts(segment: Segment) -> list[Any]:
     return [segment.tile, segment.k_begin, segment.k_end]
 
 
+SYMBOLIC_PANELS = 5
+
+
+def symbolic_segments(
+    partition: Partition, tiles: Any, num_tiles: int, workers: int
+) -> list[tuple[int, Segment, int]]:
+    """``(worker, segment, slot)`` of a partition whose number of tiles is an expression."""
+    worker, index = tirx.Var("worker", "int32"), tirx.Var("index", "int32")
+    count, segment = partition.num_segments(worker), partition.segment(worker, index)
+    slot = partition.slot(worker, segment.k_begin)
+    found = []
+    for number in range(workers):
+        values = {tiles: num_tiles, worker: number}
+        for position in range(evaluate(count, values)):
+            values[index] = position
+            whole = Segment(*(evaluate(part, values) for part in parts(segment)))
+            found.append((number, whole, evaluate(slot, values)))
+    return found
+
+
 @pytest.mark.parametrize("workers", [1, 3, 4])
 @pytest.mark.parametrize("decomposition", [STREAM_K, TWO_TILE, PERSISTENT])
-def test_symbolic_number_of_tiles_gives_the_same_integers(decomposition: str, workers: int) -> None:
-    tiles, worker, index = (tirx.Var(name, "int32") for name in ("tiles", "worker", "index"))
-    panels = 5
-    symbolic = Partition(tiles, panels, workers, decomposition, Expressions())
-    count = symbolic.num_segments(worker)
-    segment = symbolic.segment(worker, index)
-    slot = symbolic.slot(worker, segment.k_begin)
+def test_symbolic_number_of_tiles_shares_out_every_panel(decomposition: str, workers: int) -> None:
+    tiles = tirx.Var("tiles", "int32")
+    symbolic = Partition(tiles, SYMBOLIC_PANELS, workers, decomposition, Expressions())
     for num_tiles in (0, 1, 2, 3, 4, 5, 8, 9, 11):
-        plain = Partition(num_tiles, panels, workers, decomposition)
-        for number in range(workers):
-            values = {tiles: num_tiles, worker: number}
-            assert evaluate(count, values) == plain.num_segments(number)
-            for position, expected in enumerate(plain.segments(number)):
-                values[index] = position
-                assert [evaluate(part, values) for part in parts(segment)] == parts(expected)
-                assert evaluate(slot, values) == plain.slot(number, expected.k_begin)
-        for tile in range(plain.streamed_tiles):
-            values = {tiles: num_tiles}
-            assert evaluate(symbolic.first_peer(tile), values) == plain.first_peer(tile)
-            assert evaluate(symbolic.num_peers(tile), values) == plain.num_peers(tile)
+        found = symbolic_segments(symbolic, tiles, num_tiles, workers)
+        panels = [
+            (segment.tile, panel)
+            for _, segment, _ in found
+            for panel in range(segment.k_begin, segment.k_end)
+        ]
+        assert sorted(panels) == [
+            (tile, panel) for tile in range(num_tiles) for panel in range(SYMBOLIC_PANELS)
+        ]
+        loads = [
+            sum(segment.k_end - segment.k_begin for owner, segment, _ in found if owner == number)
+            for number in range(workers)
+        ]
+        plain = Partition(num_tiles, SYMBOLIC_PANELS, workers, decomposition)
+        assert max(loads) == plain.most_panels
+
+
+@pytest.mark.parametrize("workers", [1, 3, 4])
+@pytest.mark.parametrize("decomposition", [STREAM_K, TWO_TILE])
+def test_symbolic_peers_find_the_slots_of_their_tile(decomposition: str, workers: int) -> None:
+    tiles, tile, peer = (tirx.Var(name, "int32") for name in ("tiles", "tile", "peer"))
+    symbolic = Partition(tiles, SYMBOLIC_PANELS, workers, decomposition, Expressions())
+    num_peers, peer_slot = symbolic.num_peers(tile), symbolic.peer_slot(tile, peer)
+    for num_tiles in (1, 2, 3, 4, 5, 8, 9, 11):
+        found = symbolic_segments(symbolic, tiles, num_tiles, workers)
+        partial = [entry for entry in found if not entry[1].is_full(SYMBOLIC_PANELS)]
+        slots = [slot for _, _, slot in partial]
+        assert len(set(slots)) == len(slots)
+        assert all(slot < symbolic.num_slots for slot in slots)
+        for number in {segment.tile for _, segment, _ in partial}:
+            stored = [entry for entry in partial if entry[1].tile == number]
+            in_order = [slot for _, _, slot in sorted(stored, key=lambda entry: entry[1].k_begin)]
+            values = {tiles: num_tiles, tile: number}
+            assert evaluate(num_peers, values) == len(stored)
+            read = [evaluate(peer_slot, {**values, peer: i}) for i in range(len(stored))]
+            assert read == in_order
 
 
 @pytest.mark.parametrize("decomposition", [STREAM_K, TWO_TILE, PERSISTENT])
