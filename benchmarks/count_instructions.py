@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import tvm
@@ -39,11 +40,20 @@ MOST_EXTRA = 0.03
 TILE, PANEL, REGISTER_TILE = (14, 32), 24, (7, 16)
 # Products of whole waves: as many tiles as workers, or a multiple.
 FULL_WAVES = (((14, 64, 264), 2), ((42, 64, 264), 3))
-_COLLECTED = re.compile(r"Collected : (\d+)")
+DUMP = "callgrind.out"
+_TOTALS = re.compile(r"^totals: (\d+)$", re.MULTILINE)
 
 
 class CannotCount(RuntimeError):
     """Nothing on this machine counts instructions."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A float32 product: its schedule, and its rows, columns and length of the reduction."""
+
+    schedule: Schedule
+    shape: tuple[int, int, int]
 
 
 def instructions(shape: tuple[int, int, int], decomposition: str, num_workers: int) -> int:
@@ -68,10 +78,27 @@ def instructions(shape: tuple[int, int, int], decomposition: str, num_workers: i
         tvm_streamk.stream_k(
             schedule, REDUCTION_BLOCK, num_workers=num_workers, decomposition=decomposition
         )
+    (count,) = instructions_of([Kernel(schedule, shape)])
+    return count
+
+
+def instructions_of(kernels: Sequence[Kernel]) -> list[int]:
+    """Instructions that one launch of each kernel executes, all workers together.
+
+    Starting a program under callgrind takes longer than counting, so one program runs them all.
+
+    Raises
+    ------
+    CannotCount
+        If there is no valgrind here, or it cannot run the kernels.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "kernel.so"
-        _build(schedule, library)
-        return _counted(library, shape, Path(folder) / "callgrind.out")
+        runs = []
+        for number, kernel in enumerate(kernels):
+            library = Path(folder) / f"kernel_{number}.so"
+            _build(kernel.schedule, library)
+            runs.append((library, kernel.shape))
+        return _counted(runs, Path(folder))
 
 
 def _build(schedule: Schedule, library: Path) -> None:
@@ -82,26 +109,38 @@ def _build(schedule: Schedule, library: Path) -> None:
         raise CannotCount(f"linking the kernel needs a C++ compiler ({error})") from error
 
 
-def _counted(library: Path, shape: Sequence[int], output: Path) -> int:
+def _counted(runs: Sequence[tuple[Path, tuple[int, int, int]]], folder: Path) -> list[int]:
     valgrind = shutil.which("valgrind")
     if valgrind is None:
         raise CannotCount("there is no valgrind; install it with your system's package manager")
     command = [
         valgrind,
         "--tool=callgrind",
-        f"--callgrind-out-file={output}",
+        f"--callgrind-out-file={folder / DUMP}",
         "--collect-atstart=no",
         f"--toggle-collect={ENTRY}",
+        f"--dump-after={ENTRY}",
         sys.executable,
         str(Path(__file__).with_name("run_kernel.py")),
-        str(library),
-        *(str(extent) for extent in shape),
     ]
-    environment = {**os.environ, "TVM_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    # The first one also starts TVM's threads, so it runs twice; its first count is not used.
+    for library, shape in [runs[0], *runs]:
+        command += [str(library), *(str(extent) for extent in shape)]
+    # Symbols are resolved when a library is loaded, not when its kernel first needs them.
+    settings = {"TVM_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LD_BIND_NOW": "1"}
+    environment = {**os.environ, **settings}
     finished = subprocess.run(command, capture_output=True, text=True, env=environment)
-    found = _COLLECTED.search(finished.stderr)
-    if finished.returncode or found is None:
-        raise CannotCount(f"callgrind cannot run the kernel:\n{finished.stderr[-2000:]}")
+    if finished.returncode:
+        raise CannotCount(f"callgrind cannot run the kernels:\n{finished.stderr[-2000:]}")
+    # One dump when each kernel returns, numbered from 1.
+    dumps = [folder / f"{DUMP}.{number}" for number in range(2, len(runs) + 2)]
+    return [_total(dump) for dump in dumps]
+
+
+def _total(dump: Path) -> int:
+    found = _TOTALS.search(dump.read_text(encoding="utf-8")) if dump.exists() else None
+    if found is None:
+        raise CannotCount(f"callgrind has left no count in {dump.name}")
     return int(found.group(1))
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launch an exported CPU kernel once, with TVM's small runtime library and without its compiler.
+"""Launch exported CPU kernels once each, with TVM's small runtime library and no compiler.
 
-``python run_kernel.py LIBRARY M N K``; the product of ones is checked. ``count_instructions.py``
-runs it under callgrind, where importing all of TVM would take minutes.
+``python run_kernel.py LIBRARY M N K [LIBRARY M N K ...]``; the product of ones is checked.
+``count_instructions.py`` runs it under callgrind, where importing all of TVM would take minutes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import tvm_ffi
 
 ALIGNMENT = 64
+WORDS_PER_KERNEL = 4
 
 
 def aligned(shape: tuple[int, ...], value: float) -> np.ndarray:
@@ -37,16 +38,24 @@ def load_runtime() -> None:
     ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
-def main() -> None:
-    """Run the kernel once."""
-    m, n, k = (int(extent) for extent in sys.argv[2:])
-    load_runtime()
-    kernel = tvm_ffi.load_module(sys.argv[1])["main"]
+def launch(library: str, m: int, n: int, k: int) -> None:
+    """Run one kernel once."""
+    kernel = tvm_ffi.load_module(library)["main"]
     product = aligned((m, n), np.nan)
     arrays = (aligned((m, k), 1), aligned((k, n), 1), product)
     kernel(*(tvm_ffi.from_dlpack(array) for array in arrays))
     if not (product == k).all():
-        raise AssertionError("the kernel's product is wrong")
+        raise AssertionError(f"the product of {library} is wrong")
+
+
+def main() -> None:
+    """Run each kernel once."""
+    load_runtime()
+    arguments = sys.argv[1:]
+    for start in range(0, len(arguments), WORDS_PER_KERNEL):
+        library, *extents = arguments[start : start + WORDS_PER_KERNEL]
+        m, n, k = (int(extent) for extent in extents)
+        launch(library, m, n, k)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from tvm.s_tir import meta_schedule
 from tvm.tirx import compilation_pipeline
 
 TARGET = {"kind": "llvm", "num-cores": 2}
-ROWS, COLUMNS, DEPTH = 30, 14, 60
+ROWS, COLUMNS, DEPTH = 15, 7, 60
 
 
 def arrays() -> list[np.ndarray]:

@@ -108,4 +108,4 @@ def test_full_waves_cost_no_instructions():
 def test_without_valgrind_the_reason_is_said(monkeypatch):
     monkeypatch.setattr(count_instructions.shutil, "which", lambda _name: None)
     with pytest.raises(count_instructions.CannotCount, match="there is no valgrind; install it"):
-        count_instructions._counted(Path("kernel.so"), (1, 1, 1), Path("out"))
+        count_instructions._counted([(Path("kernel.so"), (1, 1, 1))], Path("out"))

@@ -34,7 +34,7 @@ WORKERS = ("1", "2", "3", "5", "T", "T+1", "T*P")
 DTYPES = ("float32", "float64", "int32")
 
 GPU_SHAPES: dict[str, Callable[[str], Workload]] = {
-    "ragged": lambda dtype: gemm(20, 40, 36, dtype),
+    "ragged": lambda dtype: gemm(20, 60, 36, dtype),
     "dividing, more columns": lambda dtype: gemm(8, 48, 32, dtype),
     "one panel": lambda dtype: gemm(20, 40, 8, dtype),
     "one tile": lambda dtype: gemm(7, 15, 40, dtype),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 from typing import Any
 
@@ -30,10 +31,15 @@ from tvm_streamk.annotation import ANNOTATION_KEY, TAKEN_KEY, Choice, Option, Re
 from tvm_streamk.errors import SplitsDoNotDivide, StreamKError, TooManyWorkers
 from tvm_streamk.meta_schedule_rule import VerifyStreamK
 from tvm_streamk.pipeline import without_annotation
-from tvm_streamk.tuning.postproc import FLAG_BYTES, final_decision
+from tvm_streamk.tuning.counts import count
+from tvm_streamk.tuning.errors import CutsGainNothing
+from tvm_streamk.tuning.postproc import FLAG_BYTES, final_decision, require_gain
 
-WORKLOAD = workloads.gemm(48, 32, 516)
-SEEDS = 40
+WORKLOAD = workloads.gemm(15, 35, 516)
+"""Rows and columns are odd, so that the tiles never fill whole waves of two."""
+
+STREAMED = Option("stream_k", "last_arriver", 2, 0)
+SEEDS = 100
 FEW = 12
 
 
@@ -48,7 +54,9 @@ def nest(target: Any = OPENCL) -> tuple[Any, Schedule]:
     space = own_spaces(tuning)[0]
     for seed in range(1, SEEDS):
         candidate = sample(tuning, space, seed)
-        if tvm_accepts(tuning, candidate):
+        counts = count(candidate.mod["main"], "C")
+        has_few_tiles = counts is not None and counts.num_tiles in (3, 5, 7) and counts.panels > 8
+        if has_few_tiles and tvm_accepts(tuning, candidate):
             root = candidate.get_sblock("root")
             candidate.unannotate(root, TAKEN_KEY)
             candidate.unannotate(root, ANNOTATION_KEY)
@@ -89,8 +97,33 @@ def test_a_choice_that_cannot_be_read_is_rejected() -> None:
     assert not verify(tuning).apply(schedule)
 
 
+@pytest.mark.parametrize(
+    ("workers", "processors", "overlaps", "pays"),
+    [
+        (2, 2, False, True),
+        # A wave of its own per tile, before and after: nothing is shorter.
+        (4, 1, False, False),
+        # Twice as many pieces of half the length: only where workers overlap.
+        (6, 3, False, False),
+        (6, 3, True, True),
+        (4, 3, True, False),
+    ],
+)
+def test_cuts_that_shorten_nothing_are_rejected(
+    workers: int, processors: int, overlaps: bool, pays: bool
+) -> None:
+    """Three tiles: on one processor three rounds, on two processors two, on three one."""
+    import schedules
+
+    function = schedules.hand_cpu(workloads.gemm(48, 32, 64)).mod["main"]
+    decision = RecordedDecision("C", "stream_k", "two_phase", "prologue", workers, 0)
+    refusal = contextlib.nullcontext() if pays else pytest.raises(CutsGainNothing)
+    with refusal:
+        require_gain(function, decision, processors, overlaps)
+
+
 def test_an_atomic_merge_is_rejected_where_the_epilogue_is_no_plain_store() -> None:
-    function = workloads.gemm(48, 32, 516, epilogue=lambda x: x * 2).function
+    function = workloads.gemm(15, 35, 516, epilogue=lambda x: x * 2).function
     tuning = context(function, OPENCL)
     for space in own_spaces(tuning):
         found = candidates(tuning, space, lambda decision: decision is not None)
@@ -100,16 +133,16 @@ def test_an_atomic_merge_is_rejected_where_the_epilogue_is_no_plain_store() -> N
 
 def test_a_choice_is_replaced_by_the_decision_it_comes_to() -> None:
     tuning, schedule = nest()
-    chosen = with_choice(schedule, Option("stream_k", "last_arriver", 4, 0))
+    chosen = with_choice(schedule, STREAMED)
     assert verify(tuning).apply(chosen)
     decision = decision_of(chosen)
-    assert decision == RecordedDecision("C", "stream_k", "last_arriver", "prologue", 4, 0)
+    assert decision == RecordedDecision("C", "stream_k", "last_arriver", "prologue", 2, 0)
     assert TAKEN_KEY not in chosen.get(chosen.get_sblock("root")).annotations
 
 
 def test_a_decision_that_was_written_down_is_left_as_it_is() -> None:
     tuning, schedule = nest()
-    chosen = with_choice(schedule, Option("stream_k", "last_arriver", 4, 0))
+    chosen = with_choice(schedule, STREAMED)
     assert verify(tuning).apply(chosen)
     before = chosen.mod.script(), str(chosen.trace)
     assert verify(tuning).apply(chosen)
@@ -132,12 +165,11 @@ def test_tvms_own_candidates_are_not_touched() -> None:
 
 def test_options_that_make_the_same_kernel_make_equal_candidates() -> None:
     tuning, schedule = nest()
-    below_two_waves = 10**3
     tiles = tvm_streamk.analyze(schedule, "C").num_tiles
-    assert tiles < below_two_waves
     made = []
     for word in ("stream_k", "two_tile"):
-        chosen = with_choice(schedule, Option(word, "two_phase", tiles + 1, 0))
+        # More workers than half of the tiles: less than two waves, all of it streamed.
+        chosen = with_choice(schedule, Option(word, "two_phase", tiles - 1, 0))
         assert verify(tuning).apply(chosen)
         made.append(chosen.mod)
     assert tvm_ffi.structural_equal(*made)
@@ -145,7 +177,7 @@ def test_options_that_make_the_same_kernel_make_equal_candidates() -> None:
 
 def test_the_trace_of_an_accepted_candidate_gives_it_again() -> None:
     tuning, schedule = nest()
-    chosen = with_choice(schedule, Option("stream_k", "last_arriver", 4, 0))
+    chosen = with_choice(schedule, STREAMED)
     assert verify(tuning).apply(chosen)
     again = Schedule(tuning.mod)
     chosen.trace.apply_to_schedule(again, remove_postproc=False)
@@ -161,7 +193,7 @@ def test_a_merge_needs_room_in_shared_memory(room: int) -> None:
     postproc = VerifyStreamK()
     postproc._initialize_with_tune_context(context(WORKLOAD.function, limited))
     for merge, fits in (("two_phase", True), ("last_arriver", room == FLAG_BYTES)):
-        chosen = with_choice(schedule, Option("stream_k", merge, 4, 0))
+        chosen = with_choice(schedule, Option("stream_k", merge, 2, 0))
         assert bool(postproc.apply(chosen)) is fits
 
 
@@ -188,7 +220,9 @@ def shared_bytes(schedule: Schedule) -> int:
     ids=lambda value: value["kind"] if isinstance(value, dict) else value,
 )
 def test_accepted_candidates_are_right(target: Any, decomposition: str) -> None:
-    workload = workloads.gemm(30, 14, 60)
+    # Whole waves of two are done by persistent workers, odd numbers of tiles are cut.
+    is_even = decomposition == "persistent"
+    workload = workloads.gemm(30, 14, 60) if is_even else workloads.gemm(15, 7, 60)
     tuning = context(workload.function, target)
 
     def wanted(decision: RecordedDecision | None) -> bool:

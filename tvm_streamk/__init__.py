@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stream-K work decomposition as a schedule primitive for Apache TVM's TensorIR.
 
-Importing the package does two things, and nothing else has an effect at import: it attaches
-``Schedule.stream_k`` and puts ``LowerStreamK`` and its device passes into TVM's ``s_tir`` pipeline.
+Importing the package does three things, and nothing else has an effect at import: it attaches
+``Schedule.stream_k``, puts ``LowerStreamK`` and its device passes into TVM's ``s_tir`` pipeline, and
+registers the pipeline for Relax models under the name ``stream_k``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from tvm_streamk.partition import Partition, Segment
 from tvm_streamk.pipeline import LowerStreamK
 from tvm_streamk.plan import Plan
 from tvm_streamk.primitive import stream_k
+from tvm_streamk.relax_pipeline import register as register_relax_pipeline
+from tvm_streamk.relax_pipeline import relax_pipeline
+from tvm_streamk.report import Report, report
 
 __version__ = "0.1.0"
 
@@ -24,13 +28,17 @@ __all__ = [
     "LowerStreamK",
     "Partition",
     "Plan",
+    "Report",
     "Segment",
     "StreamKError",
     "TileNest",
     "analyze",
     "can_stream_k",
+    "relax_pipeline",
+    "report",
     "stream_k",
 ]
 
 Schedule.stream_k = stream_k
 pipeline.register()
+register_relax_pipeline()

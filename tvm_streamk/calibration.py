@@ -27,7 +27,7 @@ from tvm_streamk.cost_model import TWO_PHASE
 from tvm_streamk.devices import Device
 
 TERMS = ("launch", "once", "start", "split", "panel", "peer")
-FEW_PANELS, MANY_PANELS = 48, 144
+PANELS = (48, 144)
 SEGMENTS_PER_WORKER = (1, 2, 4)
 SPLITS = (2, 4, 8, 16)
 PARTS_OF_A_WAVE = (8, 4, 2)
@@ -86,25 +86,44 @@ class Fit:
         return [fit / time - 1 for fit, time in zip(self.fitted_us, times_us, strict=True)]
 
 
-def samples(processors: int) -> list[Sample]:
-    """Return the kernels that determine the constants on so many processors."""
+def samples(
+    processors: int, panels: tuple[int, int] = PANELS, shared: bool = False
+) -> list[Sample]:
+    """Return the kernels that determine the constants on so many processors.
+
+    Parameters
+    ----------
+    processors : int
+        Workers that run at the same time.
+    panels : tuple of two int
+        Panels of a tile, few and many.
+    shared : bool
+        Whether several workers share a processor's arithmetic. Then all of them must always be
+        busy, since a worker is faster where it is alone.
+    """
     found = [
-        Sample(processors * segments, panels)
-        for panels in (FEW_PANELS, MANY_PANELS)
-        for segments in SEGMENTS_PER_WORKER
+        Sample(processors * segments, many) for many in panels for segments in SEGMENTS_PER_WORKER
     ]
-    return found + list(_cut_samples(processors))
+    return found + list(_cut_samples(processors, panels, shared))
 
 
-def _cut_samples(processors: int) -> Iterator[Sample]:
-    most = max(processors, FEWEST_PIECES)
-    tiles = {1, 2, 4, *(processors // part for part in PARTS_OF_A_WAVE)} - {0}
-    for num_tiles, splits in itertools.product(sorted(tiles), SPLITS):
-        if num_tiles * splits > most:
-            continue
-        yield Sample(num_tiles, MANY_PANELS, splits)
-        if num_tiles == 1:
-            yield Sample(num_tiles, FEW_PANELS, splits)
+def _cut_samples(processors: int, panels: tuple[int, int], shared: bool) -> Iterator[Sample]:
+    if shared:
+        pairs = [(processors // splits, splits) for splits in SPLITS if splits <= processors]
+    else:
+        most = max(processors, FEWEST_PIECES)
+        tiles = {1, 2, 4, *(processors // part for part in PARTS_OF_A_WAVE)} - {0}
+        pairs = [
+            (num_tiles, splits)
+            for num_tiles, splits in itertools.product(sorted(tiles), SPLITS)
+            if num_tiles * splits <= most
+        ]
+    few, many = panels
+    for num_tiles, splits in pairs:
+        if many % splits == 0:
+            yield Sample(num_tiles, many, splits)
+        if (num_tiles == 1 or shared) and few % splits == 0:
+            yield Sample(num_tiles, few, splits)
 
 
 def counts(sample: Sample, processors: int, merge: str) -> tuple[float, ...]:
@@ -144,21 +163,32 @@ def fit(measured: Sequence[Sample], times_us: Sequence[float], processors: int, 
     if not (times > 0).all():
         raise CannotFit(f"every time must be positive, got {list(times_us)}")
     table = np.array([counts(sample, processors, merge) for sample in measured], dtype=float)
-    if np.linalg.matrix_rank(table) < len(TERMS):
+    once, split = TERMS.index("once"), TERMS.index("split")
+    if (table[:, once] == table[:, split]).all():
+        table[:, once] = 0
+    if np.linalg.matrix_rank(table) < np.count_nonzero(table.any(axis=0)):
         raise CannotFit(f"{len(measured)} samples do not tell {', '.join(TERMS)} apart")
-    terms = _least_squares(table / times[:, None])
-    if not terms[TERMS.index("panel")] > 0:
+    terms = least_squares(table / times[:, None])
+    values = dict(zip((f"{term}_us" for term in TERMS), terms.tolist(), strict=True))
+    if not values["panel_us"] > 0:
         raise CannotFit("the times do not grow with the panels; is the machine busy?")
-    return Fit(*terms.tolist(), tuple((table @ terms).tolist()))
+    return Fit(**values, fitted_us=tuple((table @ terms).tolist()))
 
 
-def _least_squares(relative: np.ndarray) -> np.ndarray:
-    """The non-negative terms for which ``relative @ terms`` comes nearest to 1 everywhere."""
+def least_squares(relative: np.ndarray) -> np.ndarray:
+    """Return the non-negative terms for which ``relative @ terms`` comes nearest to 1 everywhere.
+
+    Parameters
+    ----------
+    relative : array of shape (samples, terms)
+        Counts of each term over what was measured. A column of zeros gives a term of 0.
+    """
     ones = np.ones(len(relative))
-    best, least = np.zeros(len(TERMS)), np.inf
-    for used in itertools.product((False, True), repeat=len(TERMS)):
-        columns = np.flatnonzero(used)
-        solution = np.zeros(len(TERMS))
+    best, least = np.zeros(relative.shape[1]), np.inf
+    counted = np.flatnonzero(relative.any(axis=0))
+    for used in itertools.product((False, True), repeat=len(counted)):
+        columns = counted[list(used)]
+        solution = np.zeros(relative.shape[1])
         if columns.size:
             solution[columns] = np.linalg.lstsq(relative[:, columns], ones, rcond=None)[0]
         error = float(((relative @ solution - ones) ** 2).sum())

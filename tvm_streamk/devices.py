@@ -14,7 +14,8 @@ The four constants of the cost model are microseconds for one reference panel: a
   second-level-cache traffic. For the A100 the numbers fall where the "Stream-K" paper (Osama et
   al., PPoPP 2023) needs them to give the three grid sizes that it prints in section 5.1.
 
-Measured constants replace them: ``python -m tvm_streamk calibrate`` writes a file for
+A CPU's constants come from executed instructions: ``benchmarks/instructions.md``. Measured
+constants replace them all: ``python -m tvm_streamk calibrate`` writes a file for
 :meth:`Device.from_file`, and wherever a device's name is asked for, such a file's path will do.
 """
 
@@ -53,11 +54,15 @@ PEER_TRANSFER_CYCLES = 4096
 """64 KiB read at about 16 bytes a cycle, after the latency of one dependent access."""
 
 CPU_FLOPS_PER_US = 50_000.0
-CPU_START_US = 1.0
-CPU_SPLIT_US = 6.0
-CPU_PEER_US = 10.0
 CPU_MEMORY_BYTES_PER_US = 20_000.0
-"""One core of a server with 256-bit vectors; a split pays the second parallel region."""
+"""One core of a server with 256-bit vectors."""
+
+CPU_START_PANELS, CPU_SPLIT_PANELS, CPU_PEER_PANELS = 0.2634, 0.0153, 0.0110
+"""In reference panels: executed instructions of real kernels, counted and fitted. The table is
+``benchmarks/instructions.md``."""
+
+CPU_REGION_US = 5.0
+"""Waking the threads for the second nest that merges; no instructions, so an estimate."""
 
 FLOPS_PER_MULTIPLY_ADD = 2
 CYCLES_PER_US_PER_MHZ = 1.0
@@ -199,13 +204,7 @@ class Device:
             Arithmetic throughput in the kernel's type over that of the reference (16-bit matrix
             units): 1/16 for float64 matrix units of an A100, for example.
         """
-        panel, exchange = _scales(tile, accumulator_bytes, speed)
-        return replace(
-            self,
-            panel_us=self.panel_us * panel,
-            split_us=self.split_us * exchange,
-            peer_us=self.peer_us * exchange,
-        )
+        return self._scaled(self._scales(tile, accumulator_bytes, speed))
 
     def from_tile(
         self,
@@ -217,13 +216,32 @@ class Device:
 
         The way back, for constants that were measured with a kernel's own tile.
         """
-        panel, exchange = _scales(tile, accumulator_bytes, speed)
-        return replace(
-            self,
-            panel_us=self.panel_us / panel,
-            split_us=self.split_us / exchange,
-            peer_us=self.peer_us / exchange,
-        )
+        scales = self._scales(tile, accumulator_bytes, speed)
+        return self._scaled({name: 1 / scale for name, scale in scales.items()})
+
+    def _scaled(self, scales: Mapping[str, float]) -> Device:
+        return replace(self, **{name: getattr(self, name) * by for name, by in scales.items()})
+
+    def _scales(
+        self, tile: tuple[int, int, int], accumulator_bytes: int, speed: float
+    ) -> dict[str, float]:
+        """What each constant is for a tile, over that of the reference.
+
+        On a GPU a start is latency, whatever the tile. On a CPU it is the work of clearing and
+        storing the tile's sums, and a split is mostly the second nest, whatever the tile.
+        """
+        rows, columns, depth = REFERENCE_TILE
+        area = tile[0] * tile[1] / (rows * columns)
+        transfer = area * accumulator_bytes / REFERENCE_ACCUMULATOR_BYTES
+        fixed = PEER_LATENCY_CYCLES / (PEER_LATENCY_CYCLES + PEER_TRANSFER_CYCLES)
+        exchange = fixed + (1 - fixed) * transfer
+        is_cpu = self.kind == CPU
+        return {
+            "start_us": transfer if is_cpu else 1.0,
+            "split_us": max(exchange, 1.0) if is_cpu else exchange,
+            "panel_us": area * tile[2] / depth / speed,
+            "peer_us": exchange,
+        }
 
     def to_file(self, path: str | Path, measurement: Mapping[str, Any] | None = None) -> None:
         """Write the record as JSON, with a note of how its constants were measured."""
@@ -245,17 +263,6 @@ class Device:
             return cls(**record)
         except (TypeError, ValueError) as error:
             raise DeviceFileUnusable(source, str(error)) from error
-
-
-def _scales(
-    tile: tuple[int, int, int], accumulator_bytes: int, speed: float
-) -> tuple[float, float]:
-    """What a panel and what the exchange of a partial sum take, over those of the reference."""
-    rows, columns, depth = REFERENCE_TILE
-    area = tile[0] * tile[1] / (rows * columns)
-    transfer = area * accumulator_bytes / REFERENCE_ACCUMULATOR_BYTES
-    fixed = PEER_LATENCY_CYCLES / (PEER_LATENCY_CYCLES + PEER_TRANSFER_CYCLES)
-    return area * tile[2] / depth / speed, fixed + (1 - fixed) * transfer
 
 
 def _from_data_sheet(name: str, sheet: DataSheet) -> Device:
@@ -361,14 +368,14 @@ def running_device(device: Any) -> Device:
 def cpu(num_cores: int) -> Device:
     """Return a CPU with that many cores, with constants for float32 on 256-bit vectors."""
     rows, columns, depth = REFERENCE_TILE
-    panel_flops = FLOPS_PER_MULTIPLY_ADD * rows * columns * depth
+    panel_us = FLOPS_PER_MULTIPLY_ADD * rows * columns * depth / CPU_FLOPS_PER_US
     return Device(
         name=f"cpu with {num_cores} cores",
         num_sms=num_cores,
-        start_us=CPU_START_US,
-        split_us=CPU_SPLIT_US,
-        panel_us=panel_flops / CPU_FLOPS_PER_US,
-        peer_us=CPU_PEER_US,
+        start_us=CPU_START_PANELS * panel_us,
+        split_us=CPU_SPLIT_PANELS * panel_us + CPU_REGION_US,
+        panel_us=panel_us,
+        peer_us=CPU_PEER_PANELS * panel_us,
         memory_bytes_per_us=CPU_MEMORY_BYTES_PER_US,
         kind=CPU,
     )

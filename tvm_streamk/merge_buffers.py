@@ -32,7 +32,10 @@ def merge_site(nest: TileNest, partition: Partition, counters: str) -> MergeSite
             nest.elements.slot_dtype,
             name="stream_k_workspace",
         ),
-        arrivals=given or integers(ARRIVALS_NAME, partition.num_workers, "global"),
+        # A buffer has no truth value: `given or ...` would raise.
+        arrivals=given
+        if given is not None
+        else integers(ARRIVALS_NAME, partition.num_workers, "global"),
         seen_arrivals=integers("stream_k_seen_arrivals", 1, "shared"),
         is_last=integers("stream_k_is_last", 1, "local"),
     )

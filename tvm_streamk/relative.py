@@ -9,12 +9,14 @@ local memory, or the offsets of a tensor intrinsic cannot be proved equal. So th
 taken out of the indices while it is still a plain loop variable.
 
 This is right where every index of a buffer is the sum of a part that depends on the tile alone, the
-same for all accesses of the buffer, and a part that does not. Other buffers stay as they are.
+same for all accesses of the buffer, and a part that does not. Other buffers stay as they are. Where
+the second part can be negative (an operand with zeros before its first element), the smallest value
+that it takes anywhere becomes 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,13 +65,15 @@ def with_relative_indices(
     dict
         The buffers that have become smaller, with what replaces them in the statement.
     """
-    offsets = _Offsets(list(outer), list(private), _analyzer(statement))
+    analyzer = _analyzer(statement)
+    offsets = _Offsets(list(outer), list(private), analyzer, _defined_in(statement))
     offsets.visit(statement, {})
     chosen = offsets.consistent_buffers()
     if not chosen:
         return statement, {}
     zero = {variable: tirx.const(0, dtype_of(variable)) for variable in outer}
-    moved = _Rewriter(chosen, offsets.analyzer).visit(statement, zero)
+    starts = {buffer: offsets.starts(buffer) for buffer in chosen}
+    moved = _Rewriter(starts, offsets.analyzer).visit(statement, zero)
     smaller = {buffer: small for buffer in chosen if (small := offsets.shrunk(buffer)) is not None}
     return substitute(moved, smaller), smaller
 
@@ -82,6 +86,14 @@ def _analyzer(statement: Statement) -> Any:
     return analyzer
 
 
+def _defined_in(statement: Statement) -> list[Any]:
+    """The variables that have one value per place in the statement; shapes have one everywhere."""
+    loops = [step.loop_var for step in collect(statement, tirx.For)]
+    blocks = [block.iter_vars for block in collect(statement, s_tir.SBlock)]
+    iterators = [iterator.var for iter_vars in blocks for iterator in iter_vars]
+    return [*loops, *iterators, *(bind.var for bind in collect(statement, tirx.Bind))]
+
+
 @dataclass
 class _Offsets:
     """Collects, per buffer and dimension, the part of the index that the outer loops make."""
@@ -89,7 +101,9 @@ class _Offsets:
     outer: list[Any]
     private: list[Buffer]
     analyzer: Any
+    inner: list[Any]
     found: list[tuple[Buffer, list[Expression]]] = field(default_factory=list)
+    first: list[tuple[Buffer, list[Expression]]] = field(default_factory=list)
     last: list[tuple[Buffer, list[Expression]]] = field(default_factory=list)
     unfit: list[Buffer] = field(default_factory=list)
 
@@ -98,7 +112,9 @@ class _Offsets:
         return [
             buffer
             for buffer in self.private
-            if not contains(self.unfit, buffer) and self._same_offsets(buffer)
+            if not contains(self.unfit, buffer)
+            and self._same_offsets(buffer)
+            and all(start > -UNBOUNDED for start in self.starts(buffer))
         ]
 
     def _same_offsets(self, buffer: Buffer) -> bool:
@@ -109,13 +125,27 @@ class _Offsets:
             for mine, first in zip(other, offsets[0], strict=True)
         )
 
+    def starts(self, buffer: Buffer) -> list[int]:
+        """Per dimension, the smallest index relative to the tile, where that is negative; else 0."""
+        return [
+            min([0, *(int(bound.min_value) for bound in self._bounds(self.first, buffer, axis))])
+            for axis in range(len(buffer.shape))
+        ]
+
+    def _bounds(self, reached: list[Any], buffer: Buffer, dimension: int) -> list[Any]:
+        return [
+            self.analyzer.const_int_bound(indices[dimension])
+            for candidate, indices in reached
+            if candidate.same_as(buffer)
+        ]
+
     def shrunk(self, buffer: Buffer) -> Buffer | None:
         """The buffer with the extents that its relative accesses need, or None if that is all."""
         extents: list[Expression] = []
+        starts = self.starts(buffer)
         for dimension, extent in enumerate(buffer.shape):
-            reached = [index for candidate, index in self.last if candidate.same_as(buffer)]
-            bounds = [self.analyzer.const_int_bound(index[dimension]) for index in reached]
-            needed = 1 + max(int(bound.max_value) for bound in bounds)
+            bounds = self._bounds(self.last, buffer, dimension)
+            needed = 1 + max(int(bound.max_value) for bound in bounds) - starts[dimension]
             whole = static_value(extent)
             fits = needed < (UNBOUNDED if whole is None else whole)
             extents.append(tirx.const(needed, dtype_of(extent)) if fits else extent)
@@ -172,25 +202,27 @@ class _Offsets:
         if not contains(self.private, buffer):
             return
         zero = {variable: tirx.const(0, dtype_of(variable)) for variable in self.outer}
-        offsets, last = [], []
+        offsets, first, last = [], [], []
         for dimension, index in enumerate(indices):
             over_loops = substitute(index, environment)
             at_zero = substitute(over_loops, zero)
             length = 1 if lengths is None else lengths[dimension]
             offsets.append(self.analyzer.simplify(over_loops - at_zero))
+            first.append(at_zero)
             last.append(at_zero + (length - 1))
         self.found.append((buffer, offsets))
+        self.first.append((buffer, first))
         self.last.append((buffer, last))
-        used = [variable for offset in offsets for variable in collect(offset, ir.Var)]
-        if any(not contains(self.outer, variable) for variable in used):
+        if uses_any(offsets, self.inner):
             self.unfit.append(buffer)
 
 
 class _Rewriter:
     """Replaces, in accesses of the chosen buffers only, outer variables by what they are at 0."""
 
-    def __init__(self, chosen: Sequence[Buffer], analyzer: Any) -> None:
-        self.chosen = list(chosen)
+    def __init__(self, starts: Mapping[Buffer, Sequence[int]], analyzer: Any) -> None:
+        self.starts = dict(starts)
+        self.chosen = list(starts)
         self.analyzer = analyzer
 
     def visit(self, statement: Statement, relative: Environment) -> Statement:
@@ -232,23 +264,27 @@ class _Rewriter:
         )
 
     def _accesses(self, node: Any, relative: Environment) -> Any:
-        def moved(indices: Sequence[Expression]) -> list[Expression]:
-            return [substitute(index, relative) for index in indices]
+        def moved(buffer: Buffer, indices: Sequence[Expression]) -> list[Expression]:
+            pairs = zip(indices, self.starts[buffer], strict=True)
+            return [
+                substitute(index, relative) - start if start else substitute(index, relative)
+                for index, start in pairs
+            ]
 
         def on_load(load: Any) -> Any:
             if not contains(self.chosen, load.source):
                 return load
-            return load.source[tuple(moved(load.indices))]
+            return load.source[tuple(moved(load.source, load.indices))]
 
         def on_store(store: Any) -> Any:
             if not contains(self.chosen, store.buffer):
                 return store
-            return tirx.BufferStore(store.buffer, store.value, moved(store.indices))
+            return tirx.BufferStore(store.buffer, store.value, moved(store.buffer, store.indices))
 
         def on_region(region: Any) -> Any:
             if not contains(self.chosen, region.source):
                 return region
-            starts = moved([axis.min for axis in region.region])
+            starts = moved(region.source, [axis.min for axis in region.region])
             ranges = [
                 ir.Range.from_min_extent(start, axis.extent)
                 for start, axis in zip(starts, region.region, strict=True)

@@ -24,15 +24,18 @@ from tvm_streamk.errors import (
 )
 from tvm_streamk.expressions import (
     Buffer,
+    Expression,
     Statement,
     buffers_read,
     buffers_stored,
     collect,
     contains,
     is_grid_loop,
+    substitute,
+    tvm_symbolic,
     uses_any,
 )
-from tvm_streamk.nest import CPU, block_paths, reduction_iterators, root_block
+from tvm_streamk.nest import CPU, BlockPath, block_paths, reduction_iterators, root_block
 from tvm_streamk.tile_nest import TileNest
 
 PRIVATE_SCOPES = ("local",)
@@ -42,6 +45,7 @@ def objections(nest: TileNest) -> list[StreamKError]:
     """Every requirement that a recognised nest does not meet, in the order of their numbers."""
     checks: tuple[Callable[[TileNest], StreamKError | None], ...] = (
         _check_init_before_panels,
+        _check_init_elements,
         _check_loops_inside,
         _check_one_reduction,
         _check_running_value,
@@ -50,6 +54,7 @@ def objections(nest: TileNest) -> list[StreamKError]:
         _check_epilogue_inputs,
         _check_private_scope,
         _check_epilogue_level,
+        _check_sum_is_used,
         _check_output,
     )
     return [objection for check in checks if (objection := check(nest)) is not None]
@@ -65,6 +70,40 @@ def _check_init_before_panels(nest: TileNest) -> StreamKError | None:
         block=nest.block,
         hint="decompose_reduction at the outermost reduction loop.",
     )
+
+
+def _check_init_elements(nest: TileNest) -> StreamKError | None:
+    """A segment starts from its own init nest, so that must reach what its panels add to."""
+    update = nest.parts.path
+    if nest.staging is not None or not isinstance(update.block.body, tirx.BufferStore):
+        return None
+    outer = [step.loop_var for step in (*nest.parts.tile_loops, *nest.parts.thread_loops)]
+    started = _corners(nest.init, nest.elements.indices, outer)
+    added = _corners(update, update.block.body.indices, outer)
+    analyzer = tvm_symbolic()
+    if all(analyzer.can_prove_equal(*pair) for pair in zip(started, added, strict=True)):
+        return None
+    return ReducerNotSupported(
+        f"its init starts `{_element(nest, nest.elements.indices)}`, but its update adds to "
+        f"`{_element(nest, update.block.body.indices)}`, which are not the same elements.",
+        block=nest.block,
+        hint="write init and update with the same indices.",
+    )
+
+
+def _corners(path: BlockPath, indices: Sequence[Expression], outer: list[Any]) -> list[Expression]:
+    """The first and the last element that a block reaches in one tile and thread."""
+    variables = [iterator.var for iterator in path.block.iter_vars]
+    values = dict(zip(variables, path.realize.iter_values, strict=True))
+    bound = [substitute(index, values) for index in indices]
+    inside = [step for step in path.loops if not contains(outer, step.loop_var)]
+    first = {step.loop_var: step.min for step in inside}
+    last = {step.loop_var: step.min + step.extent - 1 for step in inside}
+    return [substitute(index, corner) for corner in (first, last) for index in bound]
+
+
+def _element(nest: TileNest, indices: Sequence[Expression]) -> str:
+    return f"{nest.accumulator.name}[{', '.join(str(index) for index in indices)}]"
 
 
 def _check_loops_inside(nest: TileNest) -> StreamKError | None:
@@ -153,6 +192,17 @@ def _check_epilogue_inputs(nest: TileNest) -> StreamKError | None:
         "written before its end: whoever merges a tile has only the sum.",
         block=nest.block,
         hint="load it after the panel loop: compute_at with index=-1 puts it right before its use.",
+    )
+
+
+def _check_sum_is_used(nest: TileNest) -> StreamKError | None:
+    if nest.parts.epilogue:
+        return None
+    return NotATiledNest(
+        f"nothing uses the sums: `{nest.accumulator.name}` is no output, and no block follows the "
+        "panel loop.",
+        block=nest.block,
+        hint="make it a parameter of the function, or store it after the panel loop.",
     )
 
 

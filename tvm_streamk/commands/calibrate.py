@@ -8,6 +8,7 @@ constants to their times.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,31 +21,29 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from tvm.s_tir import Schedule
 
 import tvm_streamk
 from tvm_streamk.annotation import LAST_ARRIVER, TWO_PHASE
-from tvm_streamk.calibration import CannotFit, Fit, Sample, calibrated, fit, samples
+from tvm_streamk.bench.forms import Job, build
+from tvm_streamk.bench.measurement import Conditions, launches_per_timing
+from tvm_streamk.bench.products import Operands, Product, float32_product
+from tvm_streamk.calibration import PANELS, CannotFit, Fit, Sample, calibrated, fit, samples
 from tvm_streamk.devices import Device
-from tvm_streamk.nest_device import Scaling, scaling_of
+from tvm_streamk.nest_device import scaling_of
 from tvm_streamk.partition import PERSISTENT, SPLIT_K
 from tvm_streamk.places import CUDA, TARGETS, Place, UnknownTarget, place, prepare_environment
-from tvm_streamk.schedules import REDUCTION_BLOCK, cpu_gemm, gpu_gemm
-from tvm_streamk.testing import DeviceMissing, Prepared, integer_inputs, poisoned, prepare
-from tvm_streamk.testing.measure import FOREIGN_LOAD_LIMIT, LEAST_PAIRS, NotQuiet, take_turns
+from tvm_streamk.schedules import cpu_gemm, gpu_gemm
+from tvm_streamk.testing import DeviceMissing, Prepared
+from tvm_streamk.testing.measure import LEAST_PAIRS, NotQuiet, Turns, take_turns
 
 CPU_TILE, CPU_REGISTER_TILE, CPU_PANEL = (28, 128), (7, 32), 60
 GPU_THREADS, GPU_PER_THREAD, GPU_PANEL = (16, 16), (4, 4), 16
 """No length of the reduction is a multiple of 1024: rows would share their places in the cache."""
 
-SHORTEST_TIMING_US = 200.0
-MOST_LAUNCHES = 100
 MICROSECONDS = 1e6
 GOOD_FIT = 0.15
-
-
-class WrongProduct(RuntimeError):
-    """A kernel's product is not numpy's, so its time says nothing."""
+MakeProduct = Callable[[int, int], Product]
+"""The product of so many tiles and panels."""
 
 
 @dataclass(frozen=True)
@@ -105,16 +104,22 @@ def calibrate(
     rounds: Annotated[
         int, typer.Option(min=1, help="Undisturbed timings of each kernel.")
     ] = LEAST_PAIRS,
+    blocks_per_sm: Annotated[
+        int, typer.Option(min=1, help="Blocks of the kernel that a processor holds, on a GPU.")
+    ] = 1,
     even_if_busy: Annotated[
         bool,
-        typer.Option("--even-if-busy", help="While others use the CPUs, take the least times."),
+        typer.Option("--even-if-busy", help="Take the least times while others use the CPUs."),
     ] = False,
 ) -> None:
     """Measure what a panel, a start, a split and a peer cost on this device."""
     prepare_environment()
     console = Console()
     try:
-        found = measure(_place(target), rounds, even_if_busy, console)
+        where = _place(target)
+        device = where.device.with_processors(blocks_per_sm=blocks_per_sm)
+        conditions = Conditions(rounds=rounds, even_if_busy=even_if_busy)
+        found = measure(where, device, conditions, console)
     except (UnknownTarget, DeviceMissing) as why:
         raise typer.BadParameter(str(why), param_hint="--target") from why
     except (NotQuiet, CannotFit) as why:
@@ -137,19 +142,31 @@ def _place(target: str | None) -> Place:
         return place(TARGETS[0])
 
 
-def measure(where: Place, rounds: int, even_if_busy: bool, console: Console) -> Calibration:
+def measure(
+    where: Place,
+    device: Device,
+    conditions: Conditions,
+    console: Console,
+    make: MakeProduct | None = None,
+    panels: tuple[int, int] = PANELS,
+) -> Calibration:
     """Build, check and time the kernels, and fit the constants.
 
     Parameters
     ----------
     where
-        The device.
-    rounds
-        Timings of each kernel to keep.
-    even_if_busy
-        Whether to keep timings during which others used the CPUs; the record says so.
+        Where kernels run.
+    device
+        The record whose constants are replaced. Where it says that several blocks share a
+        processor, the kernels keep all of them busy.
+    conditions
+        How to time.
     console
         Where progress is shown.
+    make
+        The product of so many tiles and panels whose schedule is timed; a hand schedule by default.
+    panels
+        Panels of a tile, few and many.
 
     Raises
     ------
@@ -158,78 +175,83 @@ def measure(where: Place, rounds: int, even_if_busy: bool, console: Console) -> 
     CannotFit
         If the times make no sense.
     """
-    wanted = samples(where.processors)
+    make = make or functools.partial(_hand_product, where)
+    wanted = samples(device.num_slots, panels, device.blocks_per_sm > 1)
     with Progress(console=console, transient=True) as progress:
-        building = progress.add_task("building kernels", total=len(wanted))
-        kernels = []
-        for sample in wanted:
-            kernels.append(_kernel(sample, where))
-            progress.advance(building)
-        timing = progress.add_task("timing in turn", total=rounds)
-        limit = math.inf if even_if_busy else FOREIGN_LOAD_LIMIT
-        turns = take_turns(
-            kernels,
-            rounds,
-            load_limit=limit,
-            on_batch=lambda kept: progress.update(timing, completed=kept),
-        )
-    # Others only ever make a kernel slower: on a busy machine, the least time is the best guess.
-    typical = turns.least if even_if_busy else turns.medians
-    times = tuple(
-        seconds * MICROSECONDS / kernel.launches
-        for seconds, kernel in zip(typical, kernels, strict=True)
-    )
-    found = fit(wanted, times, where.processors, _merge(where))
-    device = calibrated(_named(where), found, _scaling(where))
+        kernels = _built(wanted, where, device, make, conditions, progress)
+        times, turns = _timed(kernels, conditions, progress)
+    found = fit(wanted, times, device.num_slots, _merge(where))
+    nest = tvm_streamk.analyze(make(1, 2).make(), make(1, 2).block)
+    named = replace(device, name=f"{device.name}, calibrated for {where.name}")
     return Calibration(
-        device, found, tuple(kernels), times, turns.dropped, turns.batches, not even_if_busy
+        calibrated(named, found, scaling_of(nest)),
+        found,
+        tuple(kernels),
+        times,
+        turns.dropped,
+        turns.batches,
+        not conditions.even_if_busy,
     )
 
 
-def _named(where: Place) -> Device:
-    return replace(where.device, name=f"{where.device.name}, calibrated for {where.name}")
+def _built(
+    wanted: Sequence[Sample],
+    where: Place,
+    device: Device,
+    make: MakeProduct,
+    conditions: Conditions,
+    progress: Progress,
+) -> list[Kernel]:
+    task = progress.add_task("building kernels", total=len(wanted))
+    jobs = []
+    for sample in wanted:
+        product = make(sample.num_tiles, sample.panels)
+        how: dict[str, Any] = {"decomposition": PERSISTENT, "num_workers": device.num_slots}
+        if sample.splits > 1:
+            how = {"decomposition": SPLIT_K, "splits": sample.splits, "merge": _merge(where)}
+        jobs.append(Job(product, Operands.of(product), how))
+    forms = build(jobs, where, conditions.builders, lambda: progress.advance(task))
+    return [
+        Kernel(sample, form.prepared, launches_per_timing(form.prepared.launch))
+        for sample, form in zip(wanted, forms, strict=True)
+    ]
+
+
+def _timed(
+    kernels: Sequence[Kernel], conditions: Conditions, progress: Progress
+) -> tuple[tuple[float, ...], Turns]:
+    """Microseconds of one call of each kernel, and how they were timed."""
+    task = progress.add_task("timing in turn", total=conditions.rounds)
+    turns = take_turns(
+        kernels,
+        conditions.rounds,
+        conditions.batch_seconds,
+        load_limit=conditions.load_limit,
+        on_batch=lambda kept: progress.update(task, completed=kept),
+    )
+    # Others only ever make a kernel slower: on a busy machine, the least time is the best guess.
+    typical = turns.least if conditions.even_if_busy else turns.medians
+    pairs = zip(typical, kernels, strict=True)
+    return tuple(seconds * MICROSECONDS / kernel.launches for seconds, kernel in pairs), turns
 
 
 def _merge(where: Place) -> str:
     return LAST_ARRIVER if where.is_gpu else TWO_PHASE
 
 
-def _schedule(where: Place, num_tiles: int, panels: int) -> tuple[Schedule, tuple[int, int, int]]:
-    """The data-parallel nest of a product, one tile wide, and the product's extents."""
+def _hand_product(where: Place, num_tiles: int, panels: int) -> Product:
+    """A product one tile wide, in a hand schedule."""
     if where.is_gpu:
         rows, columns = (
             count * each for count, each in zip(GPU_THREADS, GPU_PER_THREAD, strict=True)
         )
         shape = (rows * num_tiles, columns, panels * GPU_PANEL)
-        return gpu_gemm(*shape, GPU_THREADS, GPU_PER_THREAD, GPU_PANEL), shape
+        return float32_product(
+            shape, lambda: gpu_gemm(*shape, GPU_THREADS, GPU_PER_THREAD, GPU_PANEL)
+        )
     rows, columns = CPU_TILE
     shape = (rows * num_tiles, columns, panels * CPU_PANEL)
-    return cpu_gemm(*shape, CPU_TILE, CPU_PANEL, CPU_REGISTER_TILE), shape
-
-
-def _scaling(where: Place) -> Scaling:
-    schedule, _ = _schedule(where, 1, 2)
-    return scaling_of(tvm_streamk.analyze(schedule, REDUCTION_BLOCK))
-
-
-def _kernel(sample: Sample, where: Place) -> Kernel:
-    schedule, (m, n, k) = _schedule(where, sample.num_tiles, sample.panels)
-    how: dict[str, Any] = {"decomposition": PERSISTENT, "num_workers": where.processors}
-    if sample.splits > 1:
-        how = {"decomposition": SPLIT_K, "splits": sample.splits, "merge": _merge(where)}
-    tvm_streamk.stream_k(schedule, REDUCTION_BLOCK, **how)
-    left, right = integer_inputs((m, k)), integer_inputs((k, n), seed=1)
-    prepared = prepare(schedule.mod, where.target, [left, right, poisoned((m, n))])
-    prepared.launch()
-    if not np.array_equal(prepared.read()[2], left @ right):
-        raise WrongProduct(f"{sample} on {prepared.engine}: the product is not numpy's")
-    return Kernel(sample, prepared, _launches(prepared.launch))
-
-
-def _launches(launch: Callable[[], object]) -> int:
-    """How many launches make one timing: short ones are timed together."""
-    shortest = take_turns([launch], 1, 0.0, load_limit=math.inf).medians[0] * MICROSECONDS
-    return min(max(math.ceil(SHORTEST_TIMING_US / shortest), 1), MOST_LAUNCHES)
+    return float32_product(shape, lambda: cpu_gemm(*shape, CPU_TILE, CPU_PANEL, CPU_REGISTER_TILE))
 
 
 def _samples_table(found: Calibration) -> Table:

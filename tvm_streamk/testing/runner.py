@@ -205,7 +205,7 @@ class _TVMRuntime:
         self._function = library[str(module[entry].attrs["global_symbol"])]
         self._device = device
         self._arguments = {
-            name: tvm.runtime.tensor(np.ascontiguousarray(value), device)
+            name: tvm.runtime.tensor(np.asarray(value, order="C"), device)
             if isinstance(value, np.ndarray)
             else value
             for name, value in values.items()
@@ -217,7 +217,7 @@ class _TVMRuntime:
         self._device.sync()
 
     def write(self, name: str, array: np.ndarray) -> None:
-        self._arguments[name].copyfrom(np.ascontiguousarray(array))
+        self._arguments[name].copyfrom(np.asarray(array, order="C"))
 
     def read(self, name: str) -> np.ndarray:
         return self._arguments[name].numpy()

@@ -15,6 +15,13 @@ class SymbolicShapes(StreamKError):
     requirement = "tuning needs constant shapes"
 
 
+@tvm.error.register_error
+class CutsGainNothing(StreamKError):
+    """Tiles would be cut, and no processor would finish earlier."""
+
+    requirement = "cutting tiles shortens the longest processor's work"
+
+
 class WorkDirectoryIsAFile(NotADirectoryError):
     """The work directory of a tuning run exists and is a file."""
 

@@ -19,10 +19,11 @@ from tvm_streamk.annotation import (
 )
 from tvm_streamk.decide import check_recorded
 from tvm_streamk.errors import SplitsDoNotDivide, StreamKError, TooManyWorkers
-from tvm_streamk.partition import DATA_PARALLEL, SPLIT_K
+from tvm_streamk.partition import DATA_PARALLEL, SPLIT_K, Partition
 from tvm_streamk.pipeline import recorded_decision, without_annotation
 from tvm_streamk.tuning.counts import count
-from tvm_streamk.tuning.processors import is_cpu
+from tvm_streamk.tuning.errors import CutsGainNothing
+from tvm_streamk.tuning.processors import device_of, is_cpu, runs_one_worker_at_a_time
 from tvm_streamk.tuning.slow_import import without_tensor_intrinsics
 
 FLAG_BYTES = 4
@@ -32,20 +33,30 @@ _SHARED_LIMIT = "max_shared_memory_per_block"
 
 @derived_object
 class VerifyStreamK(meta_schedule.postproc.PyPostproc):
-    """Reject candidates whose recorded choice does not fit their final nest.
+    """Reject candidates whose recorded choice does not fit their final nest, or cannot pay.
 
     It belongs behind all other postprocs. Where the choice fits, the decision that it comes to is
     written in its place, with instructions of the trace: candidates that make the same kernel are
     then equal, so that the search measures one of them, and a data-parallel choice leaves exactly
     TVM's own candidate. What a merge needs of shared memory is held against the device's limit by
     TVM's own ``VerifyGPUCode``.
+
+    Parameters
+    ----------
+    num_sms : int, optional
+        Processors of the device; by default what the target of the tuning context tells.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_sms: int | None = None) -> None:
         super().__init__()
+        self.num_sms = num_sms
+        self.processors = 0
+        self.overlaps = False
         self.limits: Any = None
 
     def _initialize_with_tune_context(self, context: Any) -> None:
+        self.processors = device_of(context.target, self.num_sms).num_slots
+        self.overlaps = not runs_one_worker_at_a_time(context.target)
         self.limits = None
         if not is_cpu(context.target):
             self.limits = meta_schedule.postproc.VerifyGPUCode()
@@ -58,7 +69,10 @@ class VerifyStreamK(meta_schedule.postproc.PyPostproc):
             recorded = recorded_decision(function)
             if recorded is None:
                 return True
-            decision = final_decision(without_annotation(function), recorded)
+            function = without_annotation(function)
+            decision = final_decision(function, recorded)
+            if isinstance(recorded, Choice) and decision is not None:
+                require_gain(function, decision, self.processors, self.overlaps)
         except StreamKError:
             return False
         if not self._is_within_limits(sch, decision):
@@ -69,7 +83,7 @@ class VerifyStreamK(meta_schedule.postproc.PyPostproc):
 
     def clone(self) -> Any:
         """A postprocessor of the same kind, to be initialized with a context of its own."""
-        return VerifyStreamK()
+        return VerifyStreamK(self.num_sms)
 
     def _is_within_limits(self, schedule: Any, decision: RecordedDecision | None) -> bool:
         if self.limits is None or decision is None or decision.merge != LAST_ARRIVER:
@@ -108,6 +122,44 @@ def final_decision(
     if decision is not None:
         check_recorded(nest, decision)
     return decision
+
+
+def require_gain(
+    function: Any, decision: RecordedDecision, processors: int, overlaps: bool
+) -> None:
+    """Refuse to cut tiles where no processor would finish earlier.
+
+    Parameters
+    ----------
+    function : PrimFunc
+        The scheduled function without its annotation.
+    decision : RecordedDecision
+        What would be done with it.
+    processors : int
+        How many workers run at the same time.
+    overlaps : bool
+        Whether a processor runs several workers at a time. They hide each other's waiting, so that
+        the same number of rounds in smaller pieces may still be faster.
+
+    Raises
+    ------
+    CutsGainNothing
+        The longest processor has as many panels as before; more, where workers overlap.
+    """
+    counts = count(function, decision.block)
+    if counts is None:
+        return
+    partition = Partition(
+        counts.num_tiles, counts.panels, decision.num_workers, decision.decomposition
+    )
+    before = -(-counts.num_tiles // processors) * counts.panels
+    after = -(-decision.num_workers // processors) * partition.most_panels
+    if partition.cuts and (after > before if overlaps else after >= before):
+        raise CutsGainNothing(
+            f"{decision.decomposition} on {decision.num_workers} workers gives the longest of "
+            f"{processors} processors {after} panels, the nest as it is {before}.",
+            block=decision.block,
+        )
 
 
 def _refuse_at_a_glance(function: Any, choice: Choice) -> None:

@@ -26,6 +26,11 @@ def runs_through_pyopencl(target: Any) -> bool:
     return str(target.kind.name) == OPENCL and not tvm.device(OPENCL, 0).exist
 
 
+def runs_one_worker_at_a_time(target: Any) -> bool:
+    """Whether a processor runs its workers one after the other: a core does, a GPU's overlaps."""
+    return is_cpu(target) or runs_through_pyopencl(target)
+
+
 def device_of(target: Any, num_sms: int | None = None) -> Device:
     """The record of a target's device: its processors, and constants for the cost model.
 

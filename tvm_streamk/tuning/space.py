@@ -63,7 +63,7 @@ def space_generator(target: Any, num_sms: int | None = None) -> Any:
     default = default_space(tvm.target.Target(target))
     return meta_schedule.space_generator.PostOrderApply(
         sch_rules=[*default.rules, StreamK(processors)],
-        postprocs=[*default.postprocs, VerifyStreamK()],
+        postprocs=[*default.postprocs, VerifyStreamK(processors)],
         mutator_probs={**default.mutators, MutateStreamK(): MUTATION_WEIGHT},
     )
 

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real networks on a CPU, whole and layer by layer: ``python benchmarks/relax_encoder.py``.
+
+The sentence encoder at several lengths, and the text detector. Three forms are compared: the layers tiled and data-parallel, the same in persistent form with whole
+tiles only, and as the policy decides. Each process times them in turn, pair by pair, with the first
+form again as the control; batches during which others used the machine are dropped. What TVM's own
+pipeline takes is printed beside it: it neither tiles nor uses vectors, so that ratio says nothing
+about Stream-K. With ``--save`` the table goes to ``relax_encoder.md`` and ``relax_encoder.json``
+beside this program, unless a figure is missing since the machine was not quiet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+os.environ.setdefault("TVM_NUM_THREADS", "2")
+
+import numpy as np
+import tvm
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from tvm import relax, tirx
+
+from tvm_streamk.cpu_gemm_rule import CpuGemm
+from tvm_streamk.dlight_rule import StreamK, backend_pipeline
+from tvm_streamk.relax_pipeline import relax_pipeline
+from tvm_streamk.schedules import host_target
+from tvm_streamk.testing import integer_inputs, networks, poisoned, prepare
+from tvm_streamk.testing.measure import NotQuiet, PairedTimes, interleaved
+
+LENGTHS = (9, 33, 120)
+DETECTOR = 0
+"""In the place of a number of tokens."""
+
+NUM_WORKERS = 2
+PROCESSES = 3
+RESULTS = Path(__file__).with_suffix("")
+DATA_PARALLEL, PERSISTENT, PLAIN = "data_parallel", "persistent", "plain"
+PLAIN_RUNS = 3
+MICROSECONDS = 1e6
+LONGEST_NAME = 40
+HEADER = ("network", "layer", "tiles x panels", "decision", "us", "data-parallel :", "persistent :")
+
+
+def main(
+    processes: Annotated[int, typer.Option(min=1, help="Fresh processes.")] = PROCESSES,
+    lengths: Annotated[
+        list[int] | None, typer.Option(help="Tokens of a sentence; 0 is the detector.")
+    ] = None,
+    save: Annotated[bool, typer.Option("--save", help="Write the table.")] = False,
+    child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
+) -> None:
+    """Measure in fresh processes, print the table, and say what does not hold."""
+    wanted = list(lengths or (*LENGTHS, DETECTOR))
+    if child:
+        print(json.dumps([measure(length) for length in wanted]))
+        return
+    command = [sys.executable, __file__, "--child", *(f"--lengths={each}" for each in wanted)]
+    runs = [_in_fresh_process(command) for _ in range(processes)]
+    text = table(runs)
+    console = Console()
+    console.print(Markdown(text) if console.is_terminal else text)
+    quiet = "not quiet" not in text
+    if save and not quiet:
+        console.print("Not saved: the machine was not quiet.")
+    elif save:
+        RESULTS.with_suffix(".md").write_text(text, encoding="utf-8")
+        RESULTS.with_suffix(".json").write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+    if not quiet:
+        raise typer.Exit(1)
+
+
+def _in_fresh_process(command: list[str]) -> list[dict[str, Any]]:
+    finished = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+# -- one process ----------------------------------------------------------------------------------
+
+
+def measure(length: int) -> dict[str, Any]:
+    """The whole network and each of its products."""
+    target = tvm.target.Target(host_target())
+    if length == DETECTOR:
+        name, module = "detector", networks.detector_module()
+        image = np.random.default_rng(0).normal(size=networks.DETECTOR_SHAPE)
+        inputs = [image.astype("float32")]
+    else:
+        name = f"encoder, {length} tokens"
+        module = networks.encoder_module(
+            networks.encoder_sizes(), networks.encoder_weights(), length=length
+        )
+        tokens = np.random.default_rng(length).integers(0, 1000, (1, length)).astype("int32")
+        inputs = [tokens, networks.positions_of(tokens)]
+    steps = backend_pipeline(target).legalize_passes(target)
+    with target:
+        fused = tvm.transform.Sequential(steps)(module)
+    layers = [
+        measure_layer(str(variable.name_hint), function, target)
+        for variable, function in fused.functions.items()
+        if isinstance(function, tirx.PrimFunc)
+    ]
+    products = [layer for layer in layers if layer is not None]
+    return {"network": name, "model": measure_model(module, inputs, target), "layers": products}
+
+
+def measure_layer(name: str, function: Any, target: Any) -> dict[str, Any] | None:
+    """One product in its three forms; None for what is no product."""
+    tiled = CpuGemm().apply(function, target)
+    if tiled is None:
+        return None
+    streamed, verdict = StreamK(CpuGemm(), num_sms=NUM_WORKERS).attempt(tiled.copy(), target)
+    plan = verdict.plan
+    result: dict[str, Any] = {"layer": name, "decision": verdict.decision, "reason": verdict.reason}
+    if plan is None or plan.num_tiles is None:
+        return result
+    result |= {"tiles": plan.num_tiles, "panels": plan.panels}
+    if not verdict.streams:
+        return result
+    persistent = tiled.copy()
+    workers = min(NUM_WORKERS, plan.num_tiles)
+    persistent.stream_k(plan.block, num_workers=workers, decomposition=PERSISTENT)
+    inputs = _inputs(function)
+    ours = prepare(streamed.mod, target, inputs)
+    baselines = {DATA_PARALLEL: tiled, PERSISTENT: persistent}
+    result["ratios"] = {}
+    for word, schedule in baselines.items():
+        other = prepare(schedule.mod, target, inputs)
+        other.launch()
+        ours.launch()
+        np.testing.assert_array_equal(other.read()[-1], ours.read()[-1], err_msg=f"{name}, {word}")
+        result["ratios"][word] = figures(interleaved(other.launch, ours.launch))
+    return result
+
+
+def _inputs(function: Any) -> list[np.ndarray]:
+    shapes = [tuple(int(extent) for extent in parameter.shape) for parameter in function.params]
+    given = [integer_inputs(shape, seed=seed) for seed, shape in enumerate(shapes[:-1])]
+    return [*given, poisoned(shapes[-1])]
+
+
+def measure_model(module: Any, inputs: list[np.ndarray], target: Any) -> dict[str, Any]:
+    """The whole network: tiled only, as decided, and by TVM's own pipeline."""
+    arguments = [tvm.runtime.tensor(array) for array in inputs]
+    pipelines = {
+        DATA_PARALLEL: relax_pipeline(target, rules=[CpuGemm()]),
+        "ours": relax_pipeline(target, num_sms=NUM_WORKERS),
+        PLAIN: relax.get_default_pipeline(target),
+    }
+    runs = {}
+    for word, pipeline in pipelines.items():
+        machine = relax.VirtualMachine(
+            tvm.compile(module, target, relax_pipeline=pipeline), tvm.cpu()
+        )
+        runs[word] = lambda entry=machine[networks.ENTRY]: entry(*arguments)
+    results = {word: _array(run()) for word, run in runs.items()}
+    np.testing.assert_allclose(results["ours"], results[PLAIN], rtol=1e-4, atol=1e-4)
+    paired = interleaved(runs[DATA_PARALLEL], runs["ours"])
+    return {"ratios": {DATA_PARALLEL: figures(paired)}, "plain_seconds": _best(runs[PLAIN])}
+
+
+def _array(result: Any) -> np.ndarray:
+    return (result if hasattr(result, "numpy") else result[0]).numpy()
+
+
+def _best(run: Any) -> float:
+    def seconds() -> float:
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+    return min(seconds() for _ in range(PLAIN_RUNS))
+
+
+def figures(times: PairedTimes) -> dict[str, Any]:
+    """What a pair of forms gives, or why it gives nothing."""
+    counts = {"pairs": len(times.first), "batches": times.batches, "dropped": times.dropped}
+    try:
+        return {
+            **counts,
+            "ratio": times.ratio,
+            "spread": times.spread,
+            "control": times.control,
+            "seconds": times.seconds,
+            "valid": times.is_valid,
+        }
+    except NotQuiet as reason:
+        return {**counts, "not_quiet": str(reason)}
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+
+def table(runs: list[list[dict[str, Any]]]) -> str:
+    """One row per network and layer; an entry per process in each cell."""
+    lines = [
+        "# Real networks on a CPU",
+        "",
+        f"Machine: {platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
+        f"{NUM_WORKERS} workers. Made by `python benchmarks/relax_encoder.py --save`.",
+        "",
+        "Each entry is one fresh process: the median of at least 41 paired ratios and their "
+        "quartiles. *data-parallel :* and *persistent :* are the times of those forms over the time "
+        "of what the policy decides. An entry in brackets is void: its control, the first form over "
+        "itself, is not within 0.97 to 1.03.",
+        "",
+        _row(HEADER),
+        _row(["---"] * len(HEADER)),
+    ]
+    for position, first in enumerate(runs[0]):
+        same = [run[position] for run in runs]
+        lines.append(_model_row(first["network"], [each["model"] for each in same]))
+        for number, layer in enumerate(first["layers"]):
+            own = [each["layers"][number] for each in same]
+            lines.append(_layer_row(first["network"], layer, own))
+    return "\n".join([*lines, ""])
+
+
+def _row(cells: Any) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _model_row(network: str, runs: list[dict[str, Any]]) -> str:
+    plain = statistics.median(run["plain_seconds"] for run in runs) * MICROSECONDS
+    decision = f"(TVM's own pipeline: {plain:.0f} us)"
+    cells = [_time(runs), _ratios(runs, DATA_PARALLEL), ""]
+    return _row([network, "**the whole model**", "", decision, *cells])
+
+
+def _layer_row(
+    network: str, layer: dict[str, Any], runs: list[dict[str, Any]]
+) -> str:
+    size = f"{layer['tiles']} x {layer['panels']}" if "tiles" in layer else "symbolic"
+    cells = [network, layer["layer"][:LONGEST_NAME], size, layer["decision"]]
+    if "ratios" not in layer:
+        return _row([*cells, "", "", ""])
+    ratios = [_ratios(runs, word) for word in (DATA_PARALLEL, PERSISTENT)]
+    return _row([*cells, _time(runs), *ratios])
+
+
+def _time(runs: list[dict[str, Any]]) -> str:
+    known = [run["ratios"][DATA_PARALLEL].get("seconds") for run in runs]
+    seconds = [pair[1] for pair in known if pair]
+    return f"{statistics.median(seconds) * MICROSECONDS:.0f}" if seconds else "-"
+
+
+def _ratios(runs: list[dict[str, Any]], word: str) -> str:
+    return ", ".join(_ratio(run["ratios"][word]) for run in runs)
+
+
+def _ratio(figure: dict[str, Any]) -> str:
+    if "not_quiet" in figure:
+        return "not quiet"
+    low, high = figure["spread"]
+    shown = f"{figure['ratio']:.3f} ({low:.2f}-{high:.2f})"
+    return shown if figure["valid"] else f"[{shown}]"
+
+
+if __name__ == "__main__":
+    typer.run(main)
