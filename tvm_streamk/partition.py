@@ -334,14 +334,14 @@ class Partition:
         if not self._has_streamed_tiles:
             return Segment(whole_tile, 0, self.panels)
         streamed = self._streamed_segment(worker, index)
-
-        def pick(when_streamed: Integer, when_whole: Integer) -> Integer:
-            return self.operators.where_less(index, count, when_streamed, when_whole)
-
+        # After the slice, the streamed formulas give k_begin 0 and a negative k_end. Another
+        # ``where_less`` for each would be simpler to read, but TVM's arithmetic follows both
+        # branches of every one, in every index.
+        whole_end = (index - count + 1) * self.panels
         return Segment(
-            pick(streamed.tile, whole_tile),
-            pick(streamed.k_begin, 0),
-            pick(streamed.k_end, self.panels),
+            self.operators.where_less(index, count, streamed.tile, whole_tile),
+            streamed.k_begin,
+            self.operators.minimum(self.operators.maximum(streamed.k_end, whole_end), self.panels),
         )
 
     def _split_segment(self, worker: Integer) -> Segment:
