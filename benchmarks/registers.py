@@ -44,7 +44,7 @@ TARGET = {"kind": "cuda", "arch": "sm_80"}
 MOST_EXTRA_REGISTERS = 24
 DATA_PARALLEL = "data_parallel"
 OUTPUT = Path(__file__).parent / "registers.md"
-SHAPE = (256, 256, 512)
+SHAPE = (512, 384, 4096)
 
 _ENTRY = re.compile(r"Compiling entry function '(?P<name>\w+)' for '(?P<arch>sm_\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")

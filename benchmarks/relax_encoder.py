@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real networks on a CPU, whole and layer by layer: ``python benchmarks/relax_encoder.py``.
 
-The sentence encoder at several lengths, and the text detector. Three forms are compared: the layers tiled and data-parallel, the same in persistent form with whole
-tiles only, and as the policy decides. Each process times them in turn, pair by pair, with the first
-form again as the control; batches during which others used the machine are dropped. What TVM's own
-pipeline takes is printed beside it: it neither tiles nor uses vectors, so that ratio says nothing
-about Stream-K. With ``--save`` the table goes to ``relax_encoder.md`` and ``relax_encoder.json``
-beside this program, unless a figure is missing since the machine was not quiet.
+The sentence encoder at several lengths, and the text detector. Three forms are compared: the layers
+tiled and data-parallel, the same in persistent form with whole tiles only, and as the policy
+decides. Each process times them in turn, pair by pair, with the first form again as the control;
+batches during which others used the machine are dropped. What TVM's own pipeline takes is printed
+beside it: it neither tiles nor uses vectors, so that ratio says nothing about Stream-K. With
+``--save`` the table goes to ``relax_encoder.md`` and ``relax_encoder.json`` beside this program,
+unless a figure is missing since the machine was not quiet.
 """
 
 from __future__ import annotations
@@ -209,8 +210,8 @@ def table(runs: list[list[dict[str, Any]]]) -> str:
         f"{NUM_WORKERS} workers. Made by `python benchmarks/relax_encoder.py --save`.",
         "",
         "Each entry is one fresh process: the median of at least 41 paired ratios and their "
-        "quartiles. *data-parallel :* and *persistent :* are the times of those forms over the time "
-        "of what the policy decides. An entry in brackets is void: its control, the first form over "
+        "quartiles. *data-parallel :* and *persistent :* are the times of those forms over that of "
+        "what the policy decides. An entry in brackets is void: its control, the first form over "
         "itself, is not within 0.97 to 1.03.",
         "",
         _row(HEADER),

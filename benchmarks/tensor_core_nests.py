@@ -28,6 +28,8 @@ MetaSchedule's kernels."""
 MOST_SEEDS = 400
 FEW_TILES = range(2, 40)
 FEWEST_PANELS = 4
+MOST_PER_LANE = 128
+"""Accumulators of one lane: with more, the data-parallel kernels themselves spill."""
 
 
 def product(
@@ -87,7 +89,7 @@ def reduction_block(schedule: Schedule) -> str:
     return next(name for name in ("C_o_update", "C_update", "C") if name in names)
 
 
-def metaschedule_schedule(function: Any, sketch: int) -> Schedule:
+def metaschedule_schedule(function: Any, sketch: int, panels_multiple: int = 1) -> Schedule:
     """One of MetaSchedule's two tensor-core sketches, with the first tile sizes that serve.
 
     Both go through ``wmma``. To store the fragments to the output through shared memory, one takes
@@ -99,9 +101,12 @@ def metaschedule_schedule(function: Any, sketch: int) -> Schedule:
         A product with float16 inputs.
     sketch
         0 or 1.
+    panels_multiple
+        What the number of panels is to be a multiple of.
     """
     space, sketches = _sketches(tvm.ir.save_json(function))
-    return next(_samples(function, sketches[sketch], space))
+    samples = _samples(function, sketches[sketch], space)
+    return next(sample for sample, panels in samples if panels % panels_multiple == 0)
 
 
 @functools.cache
@@ -120,20 +125,20 @@ def _sketches(function_json: str) -> tuple[Any, list[Schedule]]:
     return space, list(context.generate_design_space())
 
 
-def _samples(function: Any, sketch: Schedule, space: Any) -> Iterator[Schedule]:
-    """The sketch with random tile sizes, where all postprocs accept them."""
+def _samples(
+    function: Any, sketch: Schedule, space: Any
+) -> Iterator[tuple[Schedule, int]]:
+    """The sketch with random tile sizes that all postprocs accept, and its panels."""
     for seed in range(1, MOST_SEEDS):
         sample = Schedule(tvm.IRModule({"main": function}), seed=seed)
         Trace(sketch.trace.insts, {}).apply_to_schedule(sample, remove_postproc=True)
         sample.enter_postproc()
         if not all(postproc.apply(sample) for postproc in space.postprocs):
             continue
-        applicability = tvm_streamk.can_stream_k(sample, reduction_block(sample))
-        if not applicability:
-            continue
         nest = tvm_streamk.analyze(sample, reduction_block(sample))
-        if nest.num_tiles in FEW_TILES and nest.panels >= FEWEST_PANELS:
-            yield sample
+        fits = nest.num_tiles in FEW_TILES and nest.elements.per_thread <= MOST_PER_LANE
+        if fits and nest.panels >= FEWEST_PANELS:
+            yield sample, nest.panels
 
 
 def _leaf_blocks(schedule: Schedule) -> list[Any]:

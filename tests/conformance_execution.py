@@ -18,9 +18,9 @@ from tvm_streamk.testing import integer_inputs, poisoned, run
 
 SYMBOLIC_EXTENTS = (5, 3, 2)
 """What the first, second ... symbolic shape variable of a function is called with."""
-MOST_OPERATIONS = 2**27
+MOST_OPERATIONS = 2**25
 """Above this, an unscheduled nest takes too long for a test."""
-FEW_OPERATIONS = 2**23
+FEW_OPERATIONS = 2**21
 
 
 @dataclass(frozen=True)

@@ -173,3 +173,34 @@ def edited(text: str, old: str, new: str, number: int = 0) -> str:
     """A text with one occurrence of ``old`` replaced."""
     start = occurrences(text, old)[number]
     return text[:start] + new + text[start + len(old) :]
+
+
+# -- the order in which a partial sum becomes visible ------------------------------------------------
+
+_STORE, _LOAD, _FENCE, _BARRIER, _COUNT, _RESET = "SLFBAR"
+PUBLICATION = "[SB]*SFBFAFB[LSB]*LB*[SB]*R?B*"
+"""Store, fence, barrier; fence, count, fence; barrier, loads; and the counter set back. There are
+stores behind the count where slots are added up in the first of them."""
+
+
+def publication(text: str) -> str:
+    """What a kernel's text does to workspace and counters, in order; repetitions count once."""
+    events = ""
+    for line in text.splitlines()[1:]:
+        target, _, value = line.partition(" = ")
+        marks = {
+            _LOAD: f"{WORKSPACE}_ptr" in value,
+            _COUNT: "tvm_streamk_atomic_add" in line,
+            _STORE: f"{WORKSPACE}_ptr" in target and bool(value),
+            _RESET: f"{ARRIVALS}_ptr" in target and bool(value),
+            _FENCE: FENCE in line,
+            _BARRIER: BARRIER in line,
+        }
+        events += "".join(mark for mark, is_there in marks.items() if is_there)
+    return re.sub(r"(.)\1+", r"\1", events[events.index(_STORE) :])
+
+
+def kernel_parameters(text: str) -> list[str]:
+    """Names of a kernel's parameters."""
+    head = text[: text.index(") {\n")]
+    return re.findall(r"(\w+)(?:,|$)", head[head.rindex("(") + 1 :])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A BERT encoder in numpy, written from its weights alone: what the compiled one must agree with."""
+"""A BERT encoder in numpy, written from its weights alone: what compiled ones must agree with."""
 
 from __future__ import annotations
 
@@ -44,9 +44,11 @@ def encode(
     )
     for number in range(layers):
         layer = f"encoder.layer.{number}"
-        mixed = linear(attention(hidden, f"{layer}.attention.self"), f"{layer}.attention.output.dense")
+        mixed = attention(hidden, f"{layer}.attention.self")
+        mixed = linear(mixed, f"{layer}.attention.output.dense")
         hidden = normalised(mixed + hidden, f"{layer}.attention.output.LayerNorm")
         inner = linear(hidden, f"{layer}.intermediate.dense")
         inner = inner * (1 + _erf(inner / math.sqrt(2))) / 2
-        hidden = normalised(linear(inner, f"{layer}.output.dense") + hidden, f"{layer}.output.LayerNorm")
+        inner = linear(inner, f"{layer}.output.dense")
+        hidden = normalised(inner + hidden, f"{layer}.output.LayerNorm")
     return hidden

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ class Layers(nn.Module):
 
     def __init__(self, widths: Sequence[int]) -> None:
         super().__init__()
-        pairs = zip(widths[:-1], widths[1:], strict=True)
+        pairs = itertools.pairwise(widths)
         self.layers = nn.ModuleList([nn.Linear(inner, outer) for inner, outer in pairs])
 
     def main(self, x: Any) -> Any:

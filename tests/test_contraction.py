@@ -20,7 +20,9 @@ def contraction(left, right, output, sums, summand):
 
 
 def test_plain_product_has_columns_of_the_right_operand():
-    found = contraction((3, 5), (5, 7), (3, 7), [5], lambda a, b, i, k: a[i[0], k[0]] * b[k[0], i[1]])
+    found = contraction(
+        (3, 5), (5, 7), (3, 7), [5], lambda a, b, i, k: a[i[0], k[0]] * b[k[0], i[1]]
+    )
     assert found.axes == (ROW, COLUMN, SUM)
     assert (found.row_operand, found.column_operand) == (0, 1)
     assert [found.extent(axis) for axis in (BATCH, ROW, COLUMN, SUM)] == [1, 3, 7, 5]
@@ -28,7 +30,9 @@ def test_plain_product_has_columns_of_the_right_operand():
 
 
 def test_columns_are_the_last_axis_of_the_output_whichever_operand_it_is_of():
-    found = contraction((3, 5), (5, 7), (7, 3), [5], lambda a, b, i, k: a[i[1], k[0]] * b[k[0], i[0]])
+    found = contraction(
+        (3, 5), (5, 7), (7, 3), [5], lambda a, b, i, k: a[i[1], k[0]] * b[k[0], i[0]]
+    )
     assert found.axes == (ROW, COLUMN, SUM)
     assert (found.row_operand, found.column_operand) == (1, 0)
 
@@ -65,7 +69,7 @@ def test_pointwise_convolution_gathers_nothing():
     "summand",
     [
         pytest.param(lambda a, b, i, k: a[i[0], k[0]] + b[k[0], i[1]], id="sum of sums"),
-        pytest.param(lambda a, b, i, k: a[i[0], k[0]] * a[k[0], i[1]] * b[0, 0], id="three factors"),
+        pytest.param(lambda a, b, i, k: a[i[0], k[0]] * a[k[0], i[1]] * b[0, 0], id="3 factors"),
         pytest.param(lambda a, b, i, k: a[i[0], k[0]] * b[i[0], i[1]], id="sum over one operand"),
         pytest.param(lambda a, b, i, k: te.exp(a[i[0], k[0]]) * b[k[0], i[1]], id="a function"),
     ],

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 import schedules
 import tvm
-from cuda_runs import ARRIVALS, WORKSPACE, Kernel, check_orders, kernel_of, kernel_text
+from cuda_runs import (
+    ARRIVALS,
+    PUBLICATION,
+    WORKSPACE,
+    Kernel,
+    check_orders,
+    kernel_of,
+    kernel_text,
+    publication,
+)
 from helpers import check_numerics, refused
 from schedules import OPENCL, GpuTiling
 from tvm.s_tir import Schedule
@@ -54,10 +63,6 @@ def with_argument(
 
 # -- the order in which a partial sum becomes visible ------------------------------------------------
 
-STORE, LOAD, FENCE, BARRIER, COUNT, RESET = "SLFBAR"
-PUBLICATION = re.compile("^B*SFBFAFB[LB]*LB*R?B*$")
-"""Store, fence, barrier; fence, count, fence; barrier, loads; and the counter set back."""
-
 NESTS = {
     "hand": lambda: (GEMM, hand()),
     "hand, one thread loop": lambda: ((gemv(40, 50)), schedules.hand_gpu_rows(gemv(40, 50))),
@@ -65,29 +70,6 @@ NESTS = {
     "MetaSchedule": lambda: (gemm(20, 40, 40), schedules.metaschedule_gpu(gemm(20, 40, 40))),
     "convolution": lambda: (conv2d(7, 3, 20), hand(conv2d(7, 3, 20))),
 }
-
-
-def publication(text: str) -> str:
-    """What a kernel's text does to workspace and counters, in order; repetitions count once."""
-    events = ""
-    for line in text.splitlines()[1:]:
-        target, _, value = line.partition(" = ")
-        found = ""
-        if f"{WORKSPACE}_ptr" in value:
-            found += LOAD
-        if "tvm_streamk_atomic_add" in line:
-            found += COUNT
-        if f"{WORKSPACE}_ptr" in target:
-            found += STORE
-        if f"{ARRIVALS}_ptr" in target and value:
-            found += RESET
-        if cuda_runs.FENCE in line:
-            found += FENCE
-        if cuda_runs.BARRIER in line:
-            found += BARRIER
-        events += found
-    first = events.index(STORE)
-    return re.sub(r"(.)\1+", r"\1", events[first:])
 
 
 @pytest.mark.parametrize("counters", ["prologue", "argument"])
@@ -99,7 +81,7 @@ def test_order_of_publication_in_the_source(name: str, counters: str) -> None:
     else:
         kernel = streamed(schedule, workload, num_workers=7, merge="last_arriver")
     text = kernel_text(kernel.plan)
-    assert PUBLICATION.match(publication(text)), publication(text)
+    assert re.fullmatch(PUBLICATION, publication(text))
     assert text.count("tvm_streamk_atomic_add_int32") == 1
 
 

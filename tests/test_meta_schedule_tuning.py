@@ -87,7 +87,7 @@ def test_a_run_ends_with_right_candidates_and_a_table(
     assert times == sorted(times)
     for word in {finding.decomposition for finding in result.findings}:
         assert word in printed
-    assert " won" in printed
+    assert report.why(result.findings, result.device)[:20] in printed
     check_schedule_is_the_best(result)
     # TVM copies its log to the standard output where nothing is set.
     assert "[INFO]" not in capsys.readouterr().out

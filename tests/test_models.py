@@ -51,7 +51,7 @@ def cosine(left: np.ndarray, right: np.ndarray) -> float:
     return float(left @ right / np.sqrt((left @ left) * (right @ right)))
 
 
-# -- a small encoder with random weights: always there ----------------------------------------------
+# -- a small encoder with random weights: always there ---------------------------------------------
 
 
 def random_weights(sizes: networks.EncoderSizes) -> dict[str, np.ndarray]:
@@ -86,7 +86,7 @@ def test_missing_package_is_named(monkeypatch):
         networks.encoder_sizes()
 
 
-# -- the sentence encoder ----------------------------------------------------------------------------
+# -- the sentence encoder --------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_sentences_that_mean_the_same_are_near(compiled_encoder):
     assert cosine(cat, tax) < 0.3
 
 
-# -- the text detector -------------------------------------------------------------------------------
+# -- the text detector -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def test_detector_convolutions_with_long_sums_stream(lowered_detector):
     assert all("predicted" in entry.reason for entry in streamed)
 
 
-# -- the same for CUDA, and what compiling costs -----------------------------------------------------
+# -- the same for CUDA, and what compiling costs ---------------------------------------------------
 
 
 @pytest.mark.long

@@ -198,7 +198,8 @@ def test_counters_are_one_constant_that_layers_share(model):
 
 
 def test_counters_in_a_prologue_are_planned_like_the_workspace(model):
-    module = planned(model[0], OPENCL, counters="prologue", num_sms=WORKERS, decomposition="stream_k")
+    options = {"num_sms": WORKERS, "decomposition": "stream_k"}
+    module = planned(model[0], OPENCL, counters="prologue", **options)
     assert not any(
         str(constant.value.dtype) == "int32" for constant in collect(module[ENTRY], ir.GenericConst)
     )
@@ -207,7 +208,7 @@ def test_counters_in_a_prologue_are_planned_like_the_workspace(model):
 
 
 def test_unknown_word_for_counters():
-    with pytest.raises(InvalidArgument, match="counters must be one of prologue, argument; got 'x'"):
+    with pytest.raises(InvalidArgument, match="must be one of prologue, argument; got 'x'"):
         PlanWorkspace("x")
 
 

@@ -2,8 +2,8 @@
 """Stream-K work decomposition as a schedule primitive for Apache TVM's TensorIR.
 
 Importing the package does three things, and nothing else has an effect at import: it attaches
-``Schedule.stream_k``, puts ``LowerStreamK`` and its device passes into TVM's ``s_tir`` pipeline, and
-registers the pipeline for Relax models under the name ``stream_k``.
+``Schedule.stream_k``, puts ``LowerStreamK`` and its device passes into TVM's ``s_tir`` pipeline,
+and registers the pipeline for Relax models under the name ``stream_k``.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Axis(Enum):
 
 @dataclass(frozen=True)
 class Contraction:
-    """A product in the form ``C[batch, row, column] += A[batch, row, sum] * B[batch, sum, column]``.
+    """A product in the form ``C[batch, row, column] += A[batch, row, k] * B[batch, k, column]``.
 
     Attributes
     ----------
@@ -101,7 +101,8 @@ class Contraction:
             iterator.var: (own, iterator.dom.extent)
             for iterator, own in zip(self.block.iter_vars, self.axes, strict=True)
         }
-        inputs, fused = [], {}
+        inputs: list[Any] = []
+        fused: dict[Axis, Expression] = {}
         for variable in variables:
             own, extent = kinds[variable]
             fresh = ir.Var(str(variable.name), dtype_of(variable))
@@ -141,11 +142,12 @@ def classify(block: Any) -> Contraction | None:
     column_operand = _column_operand(block, owners)
     if column_operand is None:
         return None
-    axes = tuple(
+    found = [
         _axis(iterator, own, column_operand)
         for iterator, own in zip(block.iter_vars, owners, strict=True)
-    )
-    if None in axes:
+    ]
+    axes = tuple(axis for axis in found if axis is not None)
+    if len(axes) < len(found):
         return None
     return Contraction(block, 1 - column_operand, column_operand, axes)
 

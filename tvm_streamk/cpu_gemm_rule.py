@@ -42,8 +42,8 @@ FEWEST_VECTOR_BITS = 128
 
 FEWEST_GATHERED_ROWS = 8
 FEWEST_GATHERED_SUMS = 64
-"""Where a copy computes an index per element, as for the windows of a convolution, it must be used by
-as many rows; and LLVM makes vectors of shorter sums by itself, without a copy."""
+"""Where a copy computes an index per element, as for the windows of a convolution, it must be used
+by as many rows; and LLVM makes vectors of shorter sums by itself, without a copy."""
 
 _A_ORDER = (Axis.ROW, Axis.SUM)
 _B_ORDER = (Axis.SUM, Axis.COLUMN)

@@ -199,8 +199,9 @@ def _choose(nest: TileNest, request: Request, processors: int) -> Decision:
 
 def _by_rule(nest: TileNest, request: Request, processors: int, notes: list[str]) -> Request:
     """Where the number of tiles is symbolic there is nothing to predict."""
-    slots = Partition(processors, nest.panels, processors, TWO_TILE).num_slots
-    needs, limit = slots * nest.elements.slot_bytes, request.workspace_limit_bytes
+    per_worker = Partition(processors, nest.panels, processors, TWO_TILE).slots_per_worker
+    needs = per_worker * processors * nest.elements.slot_bytes
+    limit = request.workspace_limit_bytes
     if limit is not None and needs > limit and request.merge != ATOMIC:
         notes.append(
             f"the number of tiles is symbolic, and partial sums of {processors} workers need "

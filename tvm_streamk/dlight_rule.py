@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
-from tvm import s_tir, tirx
+from tvm import s_tir
 from tvm.relax import backend as relax_backend
 from tvm.s_tir.dlight.base import ScheduleRule
 

@@ -10,6 +10,7 @@ so a private buffer with a write-back in the shape of that nest does it for ever
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,10 +71,12 @@ def with_tile_relative_buffers(function: Any, name: str) -> Any:
     buffers = list(root_block(function).alloc_buffers)
     body = sequence([*parts.segment_statements, *parts.epilogue])
 
+    chain = (*parts.tile_loops, *parts.thread_loops)
+
     def make_relative(
         statement: Statement, outer: Sequence[Any], private: Sequence[Buffer]
     ) -> Statement:
-        statement, smaller = with_relative_indices(statement, outer, private)
+        statement, smaller = with_relative_indices(statement, outer, private, chain)
         buffers[:] = [smaller.get(buffer, buffer) for buffer in buffers]
         return statement
 
@@ -81,7 +84,7 @@ def with_tile_relative_buffers(function: Any, name: str) -> Any:
     body = make_relative(body, tile_variables, _private_buffers(buffers, parts.grid))
     thread_variables = [step.loop_var for step in parts.thread_loops]
     body = make_relative(body, thread_variables, [b for b in buffers if b.scope() == "local"])
-    body = _with_panel_relative_buffers(body, parts.panel_loop.loop_var, buffers, parts.grid)
+    body = _with_panel_relative_buffers(body, parts, buffers)
     root = root_block(function)
     new_root = rebuild_block(root, body=_with_sequence(parts, [body]), alloc_buffers=buffers)
     return function.with_body(s_tir.SBlockRealize([], True, new_root))
@@ -93,14 +96,16 @@ def _private_buffers(buffers: Sequence[Buffer], grid: str) -> list[Buffer]:
 
 
 def _with_panel_relative_buffers(
-    body: Statement, panel_variable: Any, buffers: list[Buffer], grid: str
+    body: Statement, parts: NestParts, buffers: list[Buffer]
 ) -> Statement:
     """Index the buffers that only the panel loop's body uses as if the panel were 0."""
-    private = _private_buffers(buffers, grid)
+    private = _private_buffers(buffers, parts.grid)
+    panel_variable = parts.panel_loop.loop_var
 
     def is_panel_loop(step: Any) -> bool:
         return bool(step.loop_var.same_as(panel_variable))
 
+    around = list(itertools.takewhile(lambda step: not is_panel_loop(step), parts.path.loops))
     everywhere = buffers_accessed(body)
     panel_loop = next(step for step in collect(body, tirx.For) if is_panel_loop(step))
     inside = buffers_accessed(panel_loop.body)
@@ -113,7 +118,7 @@ def _with_panel_relative_buffers(
     def relative(step: Any) -> Any:
         if not is_panel_loop(step):
             return step
-        moved, smaller = with_relative_indices(step.body, [panel_variable], own)
+        moved, smaller = with_relative_indices(step.body, [panel_variable], own, around)
         buffers[:] = [smaller.get(buffer, buffer) for buffer in buffers]
         return rebuild_loop(step, moved)
 

@@ -208,6 +208,11 @@ class Partition:
         """Whether no segment can be full, known without looking at any."""
         return self.splits_per_tile > 1
 
+    @property
+    def mixes_tiles(self) -> bool:
+        """Whether a worker may have streamed and whole tiles, so that a tile is chosen by cases."""
+        return self._has_streamed_tiles and self._has_whole_tiles
+
     # -- slices of the flattened panels ---------------------------------------------------------
 
     @functools.cached_property

@@ -18,7 +18,7 @@ VECTORS_PER_ROW = 2
 SPARE_REGISTERS = 2
 MOST_GROUP_ROWS = 12
 SYMBOLIC_GROUP_ROWS = 8
-"""Rows that share a group where their number is unknown: up to 7 of them are computed for nothing."""
+"""Rows of a group where their number is unknown: up to 7 of them are computed for nothing."""
 
 TILE_ROWS = 64
 TILE_COLUMNS = 256
@@ -93,7 +93,7 @@ def _ceil_div(numerator: int, denominator: int) -> int:
 
 
 def _group_columns(columns: Expression, lanes: int) -> int:
-    """Columns of a group: one or two whole vectors, whichever pads less (LLVM splits others badly)."""
+    """Columns of a group: one or two vectors, whichever pads less (LLVM splits others badly)."""
     usual = VECTORS_PER_ROW * lanes
     if not isinstance(columns, int):
         return usual

@@ -44,7 +44,10 @@ UNBOUNDED = 2**31
 
 
 def with_relative_indices(
-    statement: Statement, outer: Sequence[Any], private: Sequence[Buffer]
+    statement: Statement,
+    outer: Sequence[Any],
+    private: Sequence[Buffer],
+    around: Sequence[Any] = (),
 ) -> tuple[Statement, dict[Buffer, Buffer]]:
     """The statement with its private buffers indexed as if all ``outer`` variables were 0.
 
@@ -57,6 +60,8 @@ def with_relative_indices(
         panel loop.
     private : sequence of Buffer
         Buffers whose contents do not outlive one iteration of the outer loops.
+    around : sequence of For
+        The loops around ``statement``, whose ranges bound its indices.
 
     Returns
     -------
@@ -65,7 +70,7 @@ def with_relative_indices(
     dict
         The buffers that have become smaller, with what replaces them in the statement.
     """
-    analyzer = _analyzer(statement)
+    analyzer = _analyzer(statement, around)
     offsets = _Offsets(list(outer), list(private), analyzer, _defined_in(statement))
     offsets.visit(statement, {})
     chosen = offsets.consistent_buffers()
@@ -78,9 +83,9 @@ def with_relative_indices(
     return substitute(moved, smaller), smaller
 
 
-def _analyzer(statement: Statement) -> Any:
+def _analyzer(statement: Statement, around: Sequence[Any]) -> Any:
     analyzer = sym.Analyzer()
-    for step in collect(statement, tirx.For):
+    for step in (*around, *collect(statement, tirx.For)):
         if static_value(step.extent) is not None:
             analyzer.bind(step.loop_var, ir.Range.from_min_extent(step.min, step.extent))
     return analyzer
@@ -126,7 +131,7 @@ class _Offsets:
         )
 
     def starts(self, buffer: Buffer) -> list[int]:
-        """Per dimension, the smallest index relative to the tile, where that is negative; else 0."""
+        """Per dimension, the smallest index relative to the tile, if it is negative; else 0."""
         return [
             min([0, *(int(bound.min_value) for bound in self._bounds(self.first, buffer, axis))])
             for axis in range(len(buffer.shape))

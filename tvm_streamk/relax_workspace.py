@@ -40,9 +40,9 @@ from tvm_streamk.annotation import (
 )
 from tvm_streamk.errors import InvalidArgument
 from tvm_streamk.expressions import Buffer, collect, contains, rebuild_block, static_value
+from tvm_streamk.merge_buffers import ARRIVALS_NAME, arrivals_parameter
 from tvm_streamk.nest import root_block
 from tvm_streamk.pipeline import lower_function, recorded_decision
-from tvm_streamk.merge_buffers import ARRIVALS_NAME, arrivals_parameter
 
 LIFTED_BUFFERS = ("stream_k_workspace", ARRIVALS_NAME)
 """Names of the buffers in global memory that a merge needs beyond one worker's life."""
@@ -183,7 +183,7 @@ def _is_static(buffer: Buffer) -> bool:
 def _with_counters(function: Any, counters: str) -> Any:
     """The function with its recorded decision about the counters replaced."""
     decision = recorded_decision(function)
-    if decision is None or decision.merge != LAST_ARRIVER:
+    if not isinstance(decision, RecordedDecision) or decision.merge != LAST_ARRIVER:
         return function
     root = root_block(function)
     value = replace(decision, counters=counters).encode()

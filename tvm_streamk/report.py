@@ -156,9 +156,18 @@ def _or_unknown(value: int | None) -> int:
 
 def _decoded(name: str, fields: Any) -> Entry:
     decision, merge, workers, tiles, panels, workspace, reason = fields
-    counts = [int(value) for value in (workers, tiles, panels, workspace)]
-    known = [None if value == UNKNOWN else value for value in counts]
-    return Entry(name, str(decision), str(merge), *known, str(reason))
+    counts = (None if int(n) == UNKNOWN else int(n) for n in (workers, tiles, panels, workspace))
+    num_workers, num_tiles, num_panels, num_bytes = counts
+    return Entry(
+        name,
+        str(decision),
+        str(merge),
+        num_workers,
+        num_tiles,
+        num_panels,
+        num_bytes,
+        str(reason),
+    )
 
 
 def _read_off(name: str, function: Any) -> Entry:
@@ -176,7 +185,7 @@ def _read_off(name: str, function: Any) -> Entry:
     if streamed:
         return _entry(name, "streamed", "", None, f"a Stream-K kernel (block {streamed[0]!r})")
     reduces = find_reduction(function) is not None
-    why = "no rule of ours has seen it" if reduces else "nothing is added up in one block"
+    why = "no rule of ours has seen it" if reduces else "it has no reduction, or several"
     return _entry(name, "", "", None, why)
 
 

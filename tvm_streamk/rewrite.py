@@ -62,8 +62,8 @@ from tvm_streamk.merges import merge_named
 from tvm_streamk.nest import CPU, GPU, root_block
 from tvm_streamk.nest_partition import index_dtype, needs_merge, partition_of
 from tvm_streamk.normalize import with_ordinary_iterators
-from tvm_streamk.partition import SPLIT_K, Partition
-from tvm_streamk.slice_buffer import slice_buffer, slice_buffers_in
+from tvm_streamk.partition import SPLIT_K, Partition, Segment
+from tvm_streamk.slice_buffer import registers_in, slice_buffer, tile_register
 from tvm_streamk.tile_nest import TileNest
 
 
@@ -118,7 +118,7 @@ class _Builder:
             alloc_buffers=[
                 *self._shared_by_tiles(),
                 *self._merge_allocations(),
-                *slice_buffers_in(nests),
+                *registers_in(nests),
             ],
         )
         function = self.nest.function.with_body(s_tir.SBlockRealize([], True, new_root))
@@ -197,6 +197,13 @@ class _Builder:
 
     def _segment_block(self, worker: Expression, index: Expression) -> Statement:
         segment = self.partition.segment(worker, index)
+        if not self.partition.mixes_tiles:
+            return self._block_of_segment(worker, segment)
+        register = tile_register(self.nest, segment.tile, self.dtype)
+        chosen = replace(segment, tile=register.value)
+        return sequence([register.fill, self._block_of_segment(worker, chosen)])
+
+    def _block_of_segment(self, worker: Expression, segment: Segment) -> Statement:
         bounds = {
             "v_worker": (self.partition.num_workers, worker),
             "v_tile": (self.nest.num_tiles, segment.tile),

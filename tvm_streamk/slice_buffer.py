@@ -55,12 +55,7 @@ def slice_buffer(
     if values is None:
         return None
     expressions = [getattr(values, field.name) for field in fields(values)]
-    buffer = tirx.decl_buffer(
-        (len(expressions),),
-        dtype,
-        name=f"stream_k_{name}_slices",
-        scope="global" if nest.grid == CPU else "local",
-    )
+    buffer = _registers(f"stream_k_{name}_slices", len(expressions), nest, dtype)
     stores = [
         tirx.BufferStore(buffer, constant(value, dtype), [position])
         for position, value in enumerate(expressions)
@@ -71,10 +66,35 @@ def slice_buffer(
     return SliceBuffer(buffer, fill, replace(partition, known=known))
 
 
-def slice_buffers_in(nests: Any) -> list[Buffer]:
+@dataclass(frozen=True)
+class TileRegister:
+    """A tile's number in a register: the statement that fills it, and its value."""
+
+    fill: Statement
+    value: Expression
+
+
+def tile_register(nest: TileNest, tile: Expression, dtype: str) -> TileRegister:
+    """A register for the number of a tile that is chosen by cases, streamed or whole.
+
+    TVM's arithmetic follows both cases in every index, for seconds per kernel. The bounds of the
+    panel loop have no cases and stay inline: asynchronous copies need them to.
+    """
+    buffer = _registers("stream_k_tile", 1, nest, dtype)
+    store = tirx.BufferStore(buffer, constant(tile, dtype), [0])
+    fill = opaque_block(f"{nest.block}_tile", store, (), (full_region(buffer),))
+    return TileRegister(fill, buffer[0])
+
+
+def _registers(name: str, count: int, nest: TileNest, dtype: str) -> Buffer:
+    scope = "global" if nest.grid == CPU else "local"
+    return tirx.decl_buffer((count,), dtype, name=name, scope=scope)
+
+
+def registers_in(nests: Any) -> list[Buffer]:
     """The registers that nests use, for the allocations of the root block."""
     found: dict[Any, None] = {}
     for buffer in buffers_stored(nests):
-        if str(buffer.name).endswith("_slices"):
+        if str(buffer.name).endswith(("_slices", "stream_k_tile")):
             found[buffer] = None
     return list(found)

@@ -81,6 +81,22 @@ def loop_and_branch_on_host(A: T.Buffer((4, 16), "int32"), flag: T.int32):
 
 
 @T.prim_func(s_tir=True)
+def count_launches(A: T.Buffer((16,), "int32")):
+    for x in T.thread_binding(16, thread="threadIdx.x"):
+        with T.sblock("count"):
+            i = T.axis.spatial(16, x)
+            A[i] = A[i] + 1
+
+
+@T.prim_func(s_tir=True)
+def count_launches_on_cpu(A: T.Buffer((16,), "int32")):
+    for x in range(16):
+        with T.sblock("count"):
+            i = T.axis.spatial(16, x)
+            A[i] = A[i] + 1
+
+
+@T.prim_func(s_tir=True)
 def branch_on_memory(A: T.Buffer((16,), "int32"), flag: T.Buffer((1,), "int32")):
     if flag[0] > 1:
         for j in T.thread_binding(16, "threadIdx.x"):

@@ -15,7 +15,9 @@ from tvm_streamk.testing.measure import (
     ForeignLoad,
     NotQuiet,
     PairedTimes,
+    Turns,
     interleaved,
+    take_turns,
 )
 
 SHORT_BATCH = 0.01
@@ -132,3 +134,29 @@ def test_machine_time_is_more_than_own(monkeypatch):
     monkeypatch.setattr(ForeignLoad, "_reading", lambda _self: next(readings))
     # In two seconds the CPUs were busy for three, one of them with this process.
     assert ForeignLoad().stop() == 1.0
+
+
+def test_several_launches_take_every_place_equally_often():
+    calls: list[int] = []
+    launches = [lambda number=number: calls.append(number) for number in range(4)]
+    turns = take_turns(launches, 8, 0.0, LoadSequence(0.0))
+    rounds = [tuple(calls[index : index + 4]) for index in range(0, len(calls), 4)]
+    assert all(sorted(each) == [0, 1, 2, 3] for each in rounds)
+    starts = Counter(each[0] for each in rounds)
+    assert max(starts.values()) - min(starts.values()) <= len(rounds) // 3
+    assert len(turns.times) == 4 and all(len(times) >= 8 for times in turns.times)
+
+
+def test_medians_and_least_of_turns():
+    turns = Turns(((3.0, 1.0, 2.0), (6.0, 4.0, 9.0)), 1, 0, 3)
+    assert turns.medians == (2.0, 6.0)
+    assert turns.least == (1.0, 4.0)
+    assert turns.paired(0, 1, 0).ratio == pytest.approx(0.25)
+
+
+def test_turns_of_a_busy_machine_give_no_figure():
+    turns = take_turns([sleeper(FAST)] * 3, 6, SHORT_BATCH, LoadSequence(1.0))
+    assert turns.dropped == turns.batches
+    for figure in ("medians", "least"):
+        with pytest.raises(NotQuiet, match=r"0 of the 6 rounds"):
+            getattr(turns, figure)

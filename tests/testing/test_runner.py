@@ -109,6 +109,23 @@ def test_buffers_stay_until_written(target):
     np.testing.assert_array_equal(prepared.read()[1], second + 1)
 
 
+@pytest.mark.parametrize(
+    ("target", "function"),
+    [
+        ("llvm", sample_kernels.count_launches_on_cpu),
+        ("opencl", sample_kernels.count_launches),
+        ({"kind": "cuda", "arch": "sm_80"}, sample_kernels.count_launches),
+    ],
+    ids=["llvm", "opencl", "cuda"],
+)
+def test_several_launches_in_a_row(target, function):
+    prepared = prepare(function, target, [np.zeros(16, "int32")])
+    prepared.launch(5)
+    assert prepared.read()[0].tolist() == [5] * 16
+    prepared.launch()
+    assert prepared.read()[0].tolist() == [6] * 16
+
+
 @pytest.mark.parametrize("target", ["llvm", "opencl"])
 def test_results_are_the_callers_own(target):
     function = plain_double("float32") if target == "llvm" else sample_kernels.doubled("float32")

@@ -125,11 +125,11 @@ class _Output(nn.Module):
 class _Attention(nn.Module):
     def __init__(self, sizes: EncoderSizes) -> None:
         super().__init__()
-        setattr(self, "self", _SelfAttention(sizes))
+        self.self = _SelfAttention(sizes)
         self.output = _Output(sizes.width, sizes)
 
     def forward(self, tokens: Any) -> Any:
-        return self.output(getattr(self, "self")(tokens), tokens)
+        return self.output(self.self(tokens), tokens)
 
 
 class _Intermediate(nn.Module):
