@@ -216,9 +216,7 @@ def _parse(report: str) -> dict[str, Usage]:
         spilled = sum(int(number) for pair in _SPILLS.findall(part) for number in pair)
         registers = max(int(number) for number in _REGISTERS.findall(part))
         old = found[start["arch"]]
-        found[start["arch"]] = Usage(
-            max(old.registers, registers), old.spilled_bytes + spilled
-        )
+        found[start["arch"]] = Usage(max(old.registers, registers), old.spilled_bytes + spilled)
     return found
 
 

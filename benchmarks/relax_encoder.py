@@ -237,9 +237,7 @@ def _model_row(network: str, runs: list[dict[str, Any]]) -> str:
     return _row([network, "**the whole model**", "", decision, *cells])
 
 
-def _layer_row(
-    network: str, layer: dict[str, Any], runs: list[dict[str, Any]]
-) -> str:
+def _layer_row(network: str, layer: dict[str, Any], runs: list[dict[str, Any]]) -> str:
     size = f"{layer['tiles']} x {layer['panels']}" if "tiles" in layer else "symbolic"
     cells = [network, layer["layer"][:LONGEST_NAME], size, layer["decision"]]
     if "ratios" not in layer:

@@ -113,9 +113,7 @@ def metaschedule_schedule(function: Any, sketch: int, panels_multiple: int = 1) 
 def _sketches(function_json: str) -> tuple[Any, list[Schedule]]:
     function = tvm.ir.load_json(function_json)
     rules = "cuda-tensorcore"
-    space = ms.space_generator.PostOrderApply(
-        sch_rules=rules, postprocs=rules, mutator_probs=rules
-    )
+    space = ms.space_generator.PostOrderApply(sch_rules=rules, postprocs=rules, mutator_probs=rules)
     context = ms.TuneContext(
         mod=tvm.IRModule({"main": function}),
         target=tvm.target.Target(A100),
@@ -125,9 +123,7 @@ def _sketches(function_json: str) -> tuple[Any, list[Schedule]]:
     return space, list(context.generate_design_space())
 
 
-def _samples(
-    function: Any, sketch: Schedule, space: Any
-) -> Iterator[tuple[Schedule, int]]:
+def _samples(function: Any, sketch: Schedule, space: Any) -> Iterator[tuple[Schedule, int]]:
     """The sketch with random tile sizes that all postprocs accept, and its panels."""
     for seed in range(1, MOST_SEEDS):
         sample = Schedule(tvm.IRModule({"main": function}), seed=seed)

@@ -240,9 +240,7 @@ def _parts(count: int) -> Any:
         yield from np.array_split(generator.permutation(count), PARTS)
 
 
-def _scores(
-    tuning: Any, extractor: Any, candidates: list[Any], seconds: Any, held_out: Any
-) -> Any:
+def _scores(tuning: Any, extractor: Any, candidates: list[Any], seconds: Any, held_out: Any) -> Any:
     """Train on all but a part, and score that part."""
     seen = [index for index in range(len(candidates)) if index not in set(held_out.tolist())]
     model = meta_schedule.cost_model.XGBModel(

@@ -49,9 +49,7 @@ def tune(number: int, seed: int, space: str, parent: Path, trials: int) -> dict[
 def compare(number: int, seed: int, parent: Path) -> dict[str, Any]:
     """Time the winners of both spaces in turn, after checking their numbers."""
     case = CASES[number]
-    winners = {
-        space: _checked(number, folder_of(parent, number, seed, space)) for space in SPACES
-    }
+    winners = {space: _checked(number, folder_of(parent, number, seed, space)) for space in SPACES}
     times = interleaved(winners[TVM].launch, winners[OURS].launch)
     counts = {"pairs": len(times.first), "batches": times.batches, "dropped": times.dropped}
     try:

@@ -172,9 +172,7 @@ def collect(source: Path) -> list[Collected]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--record", folder, str(source)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=environment
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         collected = load(Path(folder))
     if not collected:
         raise RuntimeError(f"no function collected from {source}:\n{done.stdout[-2000:]}")

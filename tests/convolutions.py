@@ -100,8 +100,9 @@ class Convolution:
         def element(*index: Any) -> Any:
             output = index[-1] if self.channels_last else index[0]
             pixels = index[:-1] if self.channels_last else index[1:]
-            read = [p * self.stride + r * self.dilation
-                    for p, r in zip(pixels, offsets, strict=True)]
+            read = [
+                p * self.stride + r * self.dilation for p, r in zip(pixels, offsets, strict=True)
+            ]
             source = output if self.depthwise else channel
             own = (output,) if self.depthwise else (output, channel)
             return te.sum(image(*self._placed(source, read)) * right(*own, *offsets), axis=axes)

@@ -148,9 +148,7 @@ def main_launch(plan: LaunchPlan) -> KernelLaunch:
 def kernel_text(plan: LaunchPlan, kernel: str | None = None) -> str:
     """The definition of one kernel, by default of the one that walks over the segments."""
     name = kernel or main_launch(plan).kernel
-    head = re.compile(
-        rf'^extern "C" __global__ void [^;{{]*\b{name}\([^;{{]*\) \{{$', re.MULTILINE
-    )
+    head = re.compile(rf'^extern "C" __global__ void [^;{{]*\b{name}\([^;{{]*\) \{{$', re.MULTILINE)
     match = head.search(plan.source)
     assert match is not None, f"no kernel {name}"
     return plan.source[match.start() : plan.source.index("\n}\n", match.end()) + 3]

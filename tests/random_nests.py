@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from contractions import Contraction
 from schedules import fresh
 from tvm.s_tir import Schedule
 from workloads import Workload
@@ -213,9 +212,7 @@ def place_epilogue(schedule: Schedule, stored: Any, inline: bool) -> list[Any]:
 def _split_all(
     schedule: Schedule, loops: list[Any], sizes: tuple[int, ...]
 ) -> tuple[list[Any], list[Any]]:
-    pairs = [
-        schedule.split(loop, [None, size]) for loop, size in zip(loops, sizes, strict=True)
-    ]
+    pairs = [schedule.split(loop, [None, size]) for loop, size in zip(loops, sizes, strict=True)]
     return [outer for outer, _ in pairs], [inner for _, inner in pairs]
 
 

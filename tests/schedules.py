@@ -58,12 +58,22 @@ def hand_gpu(workload: Workload, tiling: GpuTiling | None = None) -> Schedule:
     if tiling.accumulate_in:
         stored = schedule.cache_write(block, 0, tiling.accumulate_in)
     *batch, i, j, k = schedule.get_loops(block)
-    rows, columns = (_split_for_threads(schedule, loop, tiling, axis) for axis, loop in
-                     enumerate((i, j)))
+    rows, columns = (
+        _split_for_threads(schedule, loop, tiling, axis) for axis, loop in enumerate((i, j))
+    )
     outer, inner = schedule.split(k, [None, tiling.panel])
     schedule.reorder(
-        *batch, rows[0], columns[0], rows[1], columns[1], rows[2], columns[2], outer, inner,
-        rows[3], columns[3],
+        *batch,
+        rows[0],
+        columns[0],
+        rows[1],
+        columns[1],
+        rows[2],
+        columns[2],
+        outer,
+        inner,
+        rows[3],
+        columns[3],
     )
     if tiling.bind_blocks:
         tiles = [*batch, rows[0], columns[0]]

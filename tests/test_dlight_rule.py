@@ -351,9 +351,7 @@ def test_refusal_is_a_verdict_and_the_schedule_is_what_the_wrapped_rule_made():
 
 def test_whole_waves_are_not_streamed():
     function = PRODUCTS["several tiles, ragged both ways"]()
-    schedule, verdict = StreamK(CpuGemm(), num_sms=1).attempt(
-        CpuGemm().apply(function, LLVM), LLVM
-    )
+    schedule, verdict = StreamK(CpuGemm(), num_sms=1).attempt(CpuGemm().apply(function, LLVM), LLVM)
     assert verdict.decision == "data_parallel"
     assert "no processor idles" in verdict.reason
     root = schedule.get(schedule.get_sblock("root"))

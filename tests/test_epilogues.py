@@ -34,9 +34,7 @@ def sums(rows: int, columns: int, depth: int, dtype: str = "float32") -> tuple[A
     k = te.reduce_axis((0, depth), name="k")
     product = te.compute(
         (rows, columns),
-        lambda i, j: te.sum(
-            left[i, k].astype("float32") * right[k, j].astype("float32"), axis=k
-        ),
+        lambda i, j: te.sum(left[i, k].astype("float32") * right[k, j].astype("float32"), axis=k),
         name="C",
     )
     return left, right, product

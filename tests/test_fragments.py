@@ -150,11 +150,11 @@ def test_accumulators_stay_as_they_are(name: str) -> None:
     _, plain = PRODUCERS[name].streamed()
     _, kernel = PRODUCERS[name].streamed(merge="last_arriver", num_workers=WORKERS)
     text = kernel_text(kernel.plan)
-    own = private_arrays(text)
-    assert own.pop("stream_k_is_last_ptr") == 1
+    after = private_arrays(text)
     before = private_arrays(kernel_text(plain.plan))
-    assert own == before
-    assert any("accumulator" in array for array in own)
+    kept = {name: count for name, count in after.items() if not name.startswith("stream_k_")}
+    assert kept == before
+    assert any("accumulator" in array for array in kept)
     added = ["stream_k_arrivals_ptr", f"{WORKSPACE}_ptr"]
     assert sorted([*kernel_parameters(kernel_text(plain.plan)), *added]) == sorted(
         kernel_parameters(text)
@@ -182,9 +182,7 @@ def panel_loops(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", FULLY_TESTED)
 def test_splits_keep_constant_trip_counts(name: str) -> None:
-    plan, split = PRODUCERS[name].streamed(
-        merge="last_arriver", decomposition="split_k", splits=3
-    )
+    plan, split = PRODUCERS[name].streamed(merge="last_arriver", decomposition="split_k", splits=3)
     bounds = panel_loops(kernel_text(split.plan))
     assert bounds and all(bound.isdigit() for bound in bounds)
     pipelined = 1 if "DLight" in name else 0

@@ -397,7 +397,9 @@ ROWS, COLUMNS, DEPTH = 20, 37, 44
 
 @T.prim_func(s_tir=True)
 def framed(
-    A: T.Buffer((20, 44), "float32"), B: T.Buffer((44, 37), "float32"), C: T.Buffer((24, 43), "float32")
+    A: T.Buffer((20, 44), "float32"),
+    B: T.Buffer((44, 37), "float32"),
+    C: T.Buffer((24, 43), "float32"),
 ):
     for i, j, k in T.grid(20, 37, 44):
         with T.sblock("C"):

@@ -47,9 +47,7 @@ def hand(decomposition: str, **arguments: Any) -> Schedule:
     import schedules
 
     schedule = schedules.hand_cpu(workloads.gemm(48, 32, 64))
-    schedule.stream_k(
-        "C", decomposition=decomposition, merge="two_phase", lower=False, **arguments
-    )
+    schedule.stream_k("C", decomposition=decomposition, merge="two_phase", lower=False, **arguments)
     return schedule
 
 

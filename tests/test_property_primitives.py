@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import tvm
 from helpers import check_numerics, state_of
@@ -33,9 +32,7 @@ def with_neighbours() -> Workload:
     left, right = te.placeholder((9, 14), name="A"), te.placeholder((14, 10), name="B")
     raised = te.compute(left.shape, lambda i, k: left[i, k] + tirx.const(1, "float32"), name="A1")
     k = te.reduce_axis((0, 14), name="k")
-    product = te.compute(
-        (9, 10), lambda i, j: te.sum(raised[i, k] * right[k, j], axis=k), name="C"
-    )
+    product = te.compute((9, 10), lambda i, j: te.sum(raised[i, k] * right[k, j], axis=k), name="C")
     result = te.compute(
         (9, 10), lambda i, j: product[i, j] * tirx.const(2, "float32") + 1.0, name="D"
     )

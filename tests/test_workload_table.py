@@ -60,7 +60,8 @@ def test_every_row_is_in_the_page() -> None:
 
 @T.prim_func(s_tir=True)
 def in_place(
-    A: T.Buffer((19, 33), "float32"), B: T.Buffer((33, 21), "float32"),
+    A: T.Buffer((19, 33), "float32"),
+    B: T.Buffer((33, 21), "float32"),
     C: T.Buffer((19, 21), "float32"),
 ):
     sums = T.sblock_alloc_buffer((19, 21))
@@ -151,7 +152,8 @@ def test_symbolic_depth_is_refused() -> None:
 
 @T.prim_func(s_tir=True)
 def ragged_groups(
-    A: T.Buffer((4, 8, 32), "float32"), lengths: T.Buffer((4,), "int32"),
+    A: T.Buffer((4, 8, 32), "float32"),
+    lengths: T.Buffer((4,), "int32"),
     C: T.Buffer((4, 8), "float32"),
 ):
     for g, i in T.grid(4, 8):
@@ -299,6 +301,8 @@ def test_merge_refused_on_a_cpu_grid(merge: str) -> None:
 def test_every_target_is_in_the_page() -> None:
     text = PAGE.read_text()
     for kind, merges in MERGES_OF.items():
-        yes = ["yes" if word in merges else "refused"
-               for word in ("two_phase", "last_arriver", "atomic")]
+        yes = [
+            "yes" if word in merges else "refused"
+            for word in ("two_phase", "last_arriver", "atomic")
+        ]
         assert f"| {kind} | {' | '.join(yes)} |" in text

@@ -323,9 +323,7 @@ def triangular_tiles(A: T.Buffer((16, 64), "float32"), C: T.Buffer((16, 16), "fl
 
 
 @T.prim_func(s_tir=True)
-def reduction_along_the_diagonal(
-    A: T.Buffer((16, 80), "float32"), C: T.Buffer((16,), "float32")
-):
+def reduction_along_the_diagonal(A: T.Buffer((16, 80), "float32"), C: T.Buffer((16,), "float32")):
     for i in range(16):
         with T.sblock("C_init"):
             vi = T.axis.spatial(16, i)
@@ -399,9 +397,7 @@ def under_a_condition(
 
 
 @T.prim_func(s_tir=True)
-def store_inside_an_element_loop(
-    A: T.Buffer((16, 64), "float32"), C: T.Buffer((16, 2), "float32")
-):
+def store_inside_an_element_loop(A: T.Buffer((16, 64), "float32"), C: T.Buffer((16, 2), "float32")):
     C_local = T.sblock_alloc_buffer((16, 2), scope="local")
     other = T.sblock_alloc_buffer((16,), scope="local")
     for i in T.thread_binding(16, "blockIdx.x"):

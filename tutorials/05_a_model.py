@@ -78,9 +78,7 @@ def show_one_layer(lowered: Any) -> None:
 
 def check_against_plain(real: bool, executable: Any, target: Any) -> None:
     """Section 4: one compilation, sentences of any length, the numbers of TVM's own pipeline."""
-    plain = tvm.compile(
-        encoder(real), target, relax_pipeline=relax.get_default_pipeline(target)
-    )
+    plain = tvm.compile(encoder(real), target, relax_pipeline=relax.get_default_pipeline(target))
     for length in LENGTHS:
         difference = np.abs(run(executable, length) - run(plain, length)).max()
         assert difference < 1e-4

@@ -2,8 +2,8 @@
 """The elements of an accumulator that one thread or task owns, as a nest enumerates them.
 
 The init nest touches each element exactly once (and so does the reader of a fragment's stage). A
-copy of it with another body therefore does anything that is to be done to every element: write back,
-store to a slot, add from a slot.
+copy of it with another body therefore does anything that is to be done to every element: write
+back, store to a slot, add from a slot.
 """
 
 from __future__ import annotations

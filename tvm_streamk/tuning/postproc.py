@@ -91,9 +91,7 @@ class VerifyStreamK(meta_schedule.postproc.PyPostproc):
         return bool(self.limits.apply(schedule))
 
 
-def final_decision(
-    function: Any, recorded: RecordedDecision | Choice
-) -> RecordedDecision | None:
+def final_decision(function: Any, recorded: RecordedDecision | Choice) -> RecordedDecision | None:
     """What a recorded choice comes to on a nest, checked as the build pipeline checks it.
 
     Parameters
