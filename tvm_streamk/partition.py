@@ -176,7 +176,7 @@ class Partition:
             return self.num_tiles
         remainder = self.num_tiles % self.num_workers
         below_two_waves = self.operators.minimum(self.num_tiles, remainder + self.num_workers)
-        if self._is_symbolic:
+        if not (isinstance(self.num_tiles, int) and isinstance(self.num_workers, int)):
             # Where the waves are full this streams one wave, of which every worker gets one whole
             # tile: the same work, from a formula without a case distinction.
             return below_two_waves
@@ -222,7 +222,7 @@ class Partition:
 
     @property
     def _is_symbolic(self) -> bool:
-        return not (isinstance(self.num_tiles, int) and isinstance(self.num_workers, int))
+        return not isinstance(self.num_tiles, int)
 
     @functools.cached_property
     def _quota(self) -> Integer:
