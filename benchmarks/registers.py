@@ -270,7 +270,8 @@ def table(rows: Sequence[Row], version: str) -> str:
         "# Registers per thread",
         "",
         f"Made by `python benchmarks/registers.py` with nvcc {version}. Kernels of a product of",
-        f"{SHAPE[0]} x {SHAPE[1]} x {SHAPE[2]}; where a form has several kernels, the most registers "
+        f"{SHAPE[0]} x {SHAPE[1]} x {SHAPE[2]}; where a form has several kernels, the most "
+        "registers "
         "of",
         "one and the spills of all. A form may spill nothing beyond its data-parallel kernel, and",
         f"take at most {MOST_EXTRA_REGISTERS} registers more.",

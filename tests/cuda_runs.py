@@ -173,7 +173,7 @@ def edited(text: str, old: str, new: str, number: int = 0) -> str:
     return text[:start] + new + text[start + len(old) :]
 
 
-# -- the order in which a partial sum becomes visible ------------------------------------------------
+# -- the order in which a partial sum becomes visible ----------------------------------------------
 
 _STORE, _LOAD, _FENCE, _BARRIER, _COUNT, _RESET = "SLFBAR"
 PUBLICATION = "[SB]*SFBFAFB[LSB]*LB*[SB]*R?B*"

@@ -45,7 +45,10 @@ NESTS: dict[str, tuple[Callable[[], Workload], Callable[[Workload], Schedule]]] 
     "hand, ragged": (lambda: gemm(20, 40, 36), hand),
     "hand, dividing": (lambda: gemm(24, 48, 40), hand),
     "hand, large tiles": (lambda: gemm(70, 70, 64), schedules.hand_gpu),
-    "hand, epilogue": (lambda: gemm(20, 40, 40, epilogue=lambda c: c + T.float32(1)), with_epilogue),
+    "hand, epilogue": (
+        lambda: gemm(20, 40, 40, epilogue=lambda c: c + T.float32(1)),
+        with_epilogue,
+    ),
     "rows": (lambda: gemv(40, 50), schedules.hand_gpu_rows),
     "largest of a row": (lambda: row_extremes(40, 50), schedules.hand_gpu_rows),
     "convolution": (lambda: conv2d(7, 3, 20), hand),

@@ -2,7 +2,7 @@
 """TVM's own test functions: nothing but our errors, no reduction no Stream-K, and right numbers.
 
 They are collected from the unpacked source tree that the environment variable ``TVM_SOURCE`` names,
-which takes minutes; ``TVM_FUNCTIONS`` may name a folder that ``conformance.py --record`` has filled.
+which takes minutes; ``TVM_FUNCTIONS`` may name a folder that ``conformance.py --record`` filled.
 """
 
 from __future__ import annotations

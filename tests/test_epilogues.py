@@ -47,7 +47,7 @@ def operands(dtype: str = "float32") -> tuple[np.ndarray, np.ndarray, np.ndarray
     return left, right, left.astype("float32") @ right.astype("float32")
 
 
-# -- one consumer ------------------------------------------------------------------------------------
+# -- one consumer ----------------------------------------------------------------------------------
 
 
 def bias_relu_half(dtype: str) -> Workload:
@@ -89,7 +89,7 @@ def times_zero() -> Workload:
     left, right, product = sums(ROWS, COLUMNS, DEPTH)
     zero = te.placeholder((1,), name="alpha")
     output = te.compute((ROWS, COLUMNS), lambda i, j: product[i, j] * zero[0], name="D")
-    a, b, c = operands()
+    a, b, _ = operands()
     a[3, 5] = a[17, 40] = np.nan
     expected = (a @ b) * np.float32(0)
     inputs = (a, b, np.zeros(1, np.float32))
@@ -181,7 +181,7 @@ def test_residual_on_opencl(merge: str) -> None:
     check_numerics(schedule.mod, workload, OPENCL)
 
 
-# -- several consumers -------------------------------------------------------------------------------
+# -- several consumers -----------------------------------------------------------------------------
 
 
 def two_outputs() -> tuple[Any, tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
@@ -217,7 +217,7 @@ def test_several_consumers(merge: str) -> None:
     check_orders(kernel_of(schedule.mod, inputs, outputs))
 
 
-# -- a staged write ----------------------------------------------------------------------------------
+# -- a staged write --------------------------------------------------------------------------------
 
 
 THREADS = 4
@@ -286,7 +286,7 @@ def test_staged_write_keeps_its_barriers() -> None:
     assert kernel.races("priority", seed=3) == []
 
 
-# -- what is refused ---------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["inlined", "second block", "DLight"])

@@ -61,7 +61,7 @@ def with_argument(
     return module, kernel_of(module, workload.inputs, [workload.expected], workers)
 
 
-# -- the order in which a partial sum becomes visible ------------------------------------------------
+# -- the order in which a partial sum becomes visible ----------------------------------------------
 
 NESTS = {
     "hand": lambda: (GEMM, hand()),
@@ -121,7 +121,7 @@ def test_blocks_that_run_alone_finish() -> None:
         assert kernel.is_right()
 
 
-# -- the same bits always ----------------------------------------------------------------------------
+# -- the same bits always --------------------------------------------------------------------------
 
 
 def with_fractions(workload: Workload) -> Workload:
@@ -194,7 +194,7 @@ def test_bits_are_the_same_on_opencl(workers: int) -> None:
     assert len(results) == 1
 
 
-# -- the same buffers again --------------------------------------------------------------------------
+# -- the same buffers again ------------------------------------------------------------------------
 
 
 @cuda_runs.needs_compiler
@@ -252,7 +252,7 @@ def test_more_workers_than_threads_of_the_zeroing_kernel() -> None:
     check_numerics(schedule.mod, workload, OPENCL)
 
 
-# -- the workspace -----------------------------------------------------------------------------------
+# -- the workspace ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [2, 4, 10, 30])
@@ -302,7 +302,7 @@ def test_the_kernel_writes_the_slots_of_its_partial_segments_only(workers: int) 
     assert (written.all(axis=1) == written.any(axis=1)).all()
 
 
-# -- shapes, and all merges on each ------------------------------------------------------------------
+# -- shapes, and all merges on each ----------------------------------------------------------------
 
 
 def check_all_merges(workload: Workload, workers: int) -> Any:
@@ -390,7 +390,7 @@ def test_all_ones_on_more_columns_of_tiles_than_rows() -> None:
     check_orders(kernel_of(schedule.mod, workload.inputs, [workload.expected]))
 
 
-# -- nothing around the output is touched ------------------------------------------------------------
+# -- nothing around the output is touched ----------------------------------------------------------
 
 ROWS, COLUMNS, DEPTH = 20, 37, 44
 
@@ -421,7 +421,7 @@ def test_rows_and_columns_around_the_output_keep_their_canaries(merge: str) -> N
     check_orders(kernel_of(schedule.mod, inputs, [expected]))
 
 
-# -- what is refused ---------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 def with_parameter(shape: tuple[int, ...], dtype: str, workload: Workload = GEMM) -> Schedule:

@@ -74,7 +74,7 @@ def changed(kernel: Kernel, edit: Edit) -> Kernel:
     return kernel.with_source(kernel.plan.source.replace(text, new))
 
 
-# -- right kernels are clean -------------------------------------------------------------------------
+# -- right kernels are clean -----------------------------------------------------------------------
 
 NESTS: dict[str, Callable[[], tuple[Workload, Any]]] = {
     "hand": lambda: (GEMM, None),
@@ -101,7 +101,7 @@ def test_unmodified_kernels_are_clean(name: str, merge: str) -> None:
     assert kernel.races("priority", seed=1) == []
 
 
-# -- barriers and fences -----------------------------------------------------------------------------
+# -- barriers and fences ---------------------------------------------------------------------------
 
 NEEDED_BARRIERS = {0, 1, 3, 4}
 """Before and after the copies to shared memory; before the count; after the count."""
@@ -181,7 +181,7 @@ def test_barrier_in_one_thread_only_is_found() -> None:
     assert "BarrierDivergence" in wrong_order(changed(streamed("last_arriver"), edit))
 
 
-# -- wrong numbers -----------------------------------------------------------------------------------
+# -- wrong numbers ---------------------------------------------------------------------------------
 
 
 def once(pattern: str, replacement: str) -> Edit:
@@ -291,7 +291,7 @@ def test_reset_is_not_needed_where_the_function_zeroes_the_counters() -> None:
     assert wrong_order(kernel, launches=2) == ""
 
 
-# -- the other merges --------------------------------------------------------------------------------
+# -- the other merges ------------------------------------------------------------------------------
 
 
 def test_two_phases_with_the_slots_the_wrong_way_round() -> None:

@@ -196,6 +196,8 @@ def test_random_cpu_nest(data: Any) -> None:
     check_random_cpu(data)
 
 
+# PoCL's compiler itself ended the process on one of these nests, which would take the run with it.
+@pytest.mark.long
 @SOME
 @given(st.data())
 def test_random_gpu_nest(data: Any) -> None:

@@ -121,7 +121,7 @@ def test_atomics_only_add(name: str) -> None:
         schedule.stream_k("C", num_workers=8, merge="atomic")
 
 
-# -- what cannot be cut ------------------------------------------------------------------------------
+# -- what cannot be cut ----------------------------------------------------------------------------
 
 
 def argmax() -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of the table of workloads: what Stream-K fits, by name, with a schedule for each grid."""
+"""The rows of the table of workloads: what Stream-K fits, with a schedule for each grid."""
 
 from __future__ import annotations
 

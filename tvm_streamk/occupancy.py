@@ -147,8 +147,8 @@ def occupancy(registers_per_thread: int, threads: int, shared_bytes: int, archit
     Sources: NVIDIA, "CUDA C++ Programming Guide", table "Technical Specifications per Compute
     Capability", for the limits and the reserved kilobyte; the CUDA toolkit's ``cuda_occupancy.h``
     for the units and the register files. AMD, "CDNA 2" and "CDNA 3 Instruction Set Architecture"
-    guides and the ROCm documentation of hardware specifications: 512 registers a lane in units of 8, eight
-    wavefronts a SIMD, 64 KiB of LDS in units of 512 bytes.
+    guides and the ROCm documentation of hardware specifications: 512 registers a lane in units of
+    8, eight wavefronts a SIMD, 64 KiB of LDS in units of 512 bytes.
 
     Parameters
     ----------
