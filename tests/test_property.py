@@ -196,7 +196,8 @@ def test_random_cpu_nest(data: Any) -> None:
     check_random_cpu(data)
 
 
-# PoCL's compiler itself ended the process on one of these nests, which would take the run with it.
+# On a busy machine the process that ran this ended without a word, and with it the whole run; until
+# the cause is known it does not belong into the default run.
 @pytest.mark.long
 @SOME
 @given(st.data())
