@@ -56,8 +56,8 @@ class Kernel:
     shape: tuple[int, int, int]
 
 
-def instructions(shape: tuple[int, int, int], decomposition: str, num_workers: int) -> int:
-    """Instructions that one launch executes, all workers together.
+def kernel(shape: tuple[int, int, int], decomposition: str, num_workers: int) -> Kernel:
+    """A product in one of its forms.
 
     Parameters
     ----------
@@ -67,19 +67,13 @@ def instructions(shape: tuple[int, int, int], decomposition: str, num_workers: i
         As for ``stream_k``; ``data_parallel`` is the nest as it is.
     num_workers
         Workers of the persistent forms.
-
-    Raises
-    ------
-    CannotCount
-        If there is no valgrind here, or it cannot run the kernel.
     """
     schedule = cpu_gemm(*shape, tile=TILE, panel=PANEL, register_tile=REGISTER_TILE)
     if decomposition != DATA_PARALLEL:
         tvm_streamk.stream_k(
             schedule, REDUCTION_BLOCK, num_workers=num_workers, decomposition=decomposition
         )
-    (count,) = instructions_of([Kernel(schedule, shape)])
-    return count
+    return Kernel(schedule, shape)
 
 
 def instructions_of(kernels: Sequence[Kernel]) -> list[int]:
@@ -144,12 +138,6 @@ def _total(dump: Path) -> int:
     return int(found.group(1))
 
 
-def extra(shape: tuple[int, int, int], decomposition: str, num_workers: int) -> float:
-    """The share of instructions that a decomposition adds to the persistent form's."""
-    whole_tiles = instructions(shape, PERSISTENT, num_workers)
-    return instructions(shape, decomposition, num_workers) / whole_tiles - 1
-
-
 def main() -> None:
     """Print the table."""
     table = Table(title="Executed instructions where waves are full")
@@ -157,10 +145,12 @@ def main() -> None:
     for column in columns:
         table.add_column(column, justify="right")
     for shape, workers in FULL_WAVES:
-        counts = [
-            instructions(shape, decomposition, workers)
-            for decomposition in (DATA_PARALLEL, PERSISTENT, STREAM_K, TWO_TILE)
-        ]
+        counts = instructions_of(
+            [
+                kernel(shape, decomposition, workers)
+                for decomposition in (DATA_PARALLEL, PERSISTENT, STREAM_K, TWO_TILE)
+            ]
+        )
         most = max(counts[2:]) / counts[1] - 1
         cells = (str(workers), *(f"{count:,}" for count in counts), f"{most:+.2%}")
         table.add_row(" x ".join(str(extent) for extent in shape), *cells)

@@ -3,7 +3,9 @@
 
 Writes ``registers.md`` beside this file. No GPU is needed, only ``nvcc``: for one version of it,
 the figures are the same on every machine. A form passes where it spills no byte more than its
-data-parallel kernel and takes at most ``MOST_EXTRA_REGISTERS`` registers more.
+data-parallel kernel and takes at most ``MOST_EXTRA_REGISTERS`` registers more. ptxas chooses freely
+how many registers it uses, and would rather spill a few bytes than lose a resident block; so where
+its own choice does not pass, it is asked again with that limit (``__maxnreg__``).
 
 Run with ``python benchmarks/registers.py`` where the package is; it takes a few minutes.
 """
@@ -26,6 +28,7 @@ import tvm
 from rich.console import Console
 from rich.progress import track
 from tensor_core_nests import (
+    MMA,
     PASS_CONFIG,
     dlight_schedule,
     metaschedule_schedule,
@@ -45,8 +48,10 @@ MOST_EXTRA_REGISTERS = 24
 DATA_PARALLEL = "data_parallel"
 OUTPUT = Path(__file__).parent / "registers.md"
 SHAPE = (512, 384, 4096)
+REGISTERS_PER_BLOCK = 65536
+QUOTED_CHARACTERS = 500
 
-_ENTRY = re.compile(r"Compiling entry function '(?P<name>\w+)' for '(?P<arch>sm_\w+)'")
+_BOUNDS = re.compile(r"__launch_bounds__\((\d+)\)")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _RELEASE = re.compile(r"release [\d.]+, V([\d.]+)")
@@ -54,6 +59,10 @@ _RELEASE = re.compile(r"release [\d.]+, V([\d.]+)")
 
 class CompilerMissing(RuntimeError):
     """There is no nvcc on this machine."""
+
+
+class CompilationFailed(RuntimeError):
+    """nvcc does not compile what TVM has generated."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +84,40 @@ class Usage:
         """Whether that is no more than a Stream-K form may need."""
         return (
             self.spilled_bytes <= data_parallel.spilled_bytes
-            and self.registers <= data_parallel.registers + MOST_EXTRA_REGISTERS
+            and self.registers <= data_parallel.limit_of_forms
         )
+
+    @property
+    def limit_of_forms(self) -> int:
+        """The most registers for forms of a data-parallel kernel with this usage."""
+        return self.registers + MOST_EXTRA_REGISTERS
 
     def __str__(self) -> str:
         spilled = f", {self.spilled_bytes} bytes spilled" if self.spilled_bytes else ""
         return f"{self.registers}{spilled}"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one architecture's ptxas makes of a form.
+
+    Attributes
+    ----------
+    free : Usage
+        By its own choice.
+    held : Usage or None
+        Under the limit for forms of this nest, where its own choice does not pass.
+    """
+
+    free: Usage
+    held: Usage | None = None
+
+    def passes(self, data_parallel: Usage) -> bool:
+        """Whether either is no more than a Stream-K form may need."""
+        return (self.held or self.free).passes(data_parallel)
+
+    def __str__(self) -> str:
+        return str(self.free) if self.held is None else f"{self.free} (held: {self.held})"
 
 
 @dataclass(frozen=True)
@@ -94,7 +131,7 @@ class Form:
 def _forms() -> tuple[Form, ...]:
     decompositions: dict[str, dict[str, Any]] = {
         "stream_k": {"num_workers": 7},
-        "two_tile": {"num_workers": 3},
+        "two_tile": {"num_workers": 7},
         "split_k": {"splits": 2},
     }
     combinations = [
@@ -161,6 +198,13 @@ def tensor_core_nests() -> dict[str, Nest]:
             )
             for number in range(2)
         },
+        "MetaSchedule, float16 to float32, mma": Nest(
+            functools.partial(
+                metaschedule_schedule,
+                product(SHAPE, "float16", "float32", transposed=False),
+                MMA,
+            )
+        ),
     }
 
 
@@ -181,43 +225,53 @@ def source_of(nest: Nest, form: Form) -> str | None:
         return plan_launches(schedule.mod, arrays, TARGET).source
 
 
-def usage_of(source: str) -> dict[str, Usage]:
-    """Registers and spills of CUDA source, per architecture.
+def usage_of(source: str, architecture: str, limit: int | None = None) -> Usage:
+    """Registers and spills of CUDA source.
+
+    Parameters
+    ----------
+    source
+        With TVM's ``__launch_bounds__``.
+    architecture
+        Such as ``sm_80``.
+    limit
+        The most registers per thread that the kernels may use.
 
     Raises
     ------
     CompilerMissing
         If there is no nvcc.
+    CompilationFailed
+        If it refuses the source.
     """
     compiler = _compiler()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernels.cu"
-        file.write_text(source)
-        codes = [
-            f"-gencode=arch=compute_{name.removeprefix('sm_')},code={name}"
-            for name in ARCHITECTURES
-        ]
-        command = [compiler, *codes, "-fatbin", "-Xptxas", "-v", "-w", str(file)]
+        file.write_text(source if limit is None else _held_to(source, limit))
+        command = [compiler, f"-arch={architecture}", "-cubin", "-Xptxas", "-v", "-w", str(file)]
         done = subprocess.run(
-            [*command, "-o", str(Path(folder) / "kernels.fatbin")],
+            [*command, "-o", str(Path(folder) / "kernels.cubin")],
             capture_output=True,
             text=True,
-            check=True,
+            check=False,
         )
+    if done.returncode != 0:
+        raise CompilationFailed(f"nvcc refuses the source: {done.stderr[:QUOTED_CHARACTERS]}")
     return _parse(done.stderr)
 
 
-def _parse(report: str) -> dict[str, Usage]:
-    found: dict[str, Usage] = dict.fromkeys(ARCHITECTURES, Usage(0, 0))
-    starts = list(_ENTRY.finditer(report))
-    ends = [*(match.start() for match in starts[1:]), len(report)]
-    for start, end in zip(starts, ends, strict=True):
-        part = report[start.end() : end]
-        spilled = sum(int(number) for pair in _SPILLS.findall(part) for number in pair)
-        registers = max(int(number) for number in _REGISTERS.findall(part))
-        old = found[start["arch"]]
-        found[start["arch"]] = Usage(max(old.registers, registers), old.spilled_bytes + spilled)
-    return found
+def _held_to(source: str, limit: int) -> str:
+    """The source with a limit of registers instead of one of threads; all threads still fit."""
+
+    def bound(match: re.Match[str]) -> str:
+        return f"__maxnreg__({min(limit, REGISTERS_PER_BLOCK // int(match[1]))})"
+
+    return _BOUNDS.sub(bound, source)
+
+
+def _parse(report: str) -> Usage:
+    spilled = sum(int(number) for pair in _SPILLS.findall(report) for number in pair)
+    return Usage(max(int(number) for number in _REGISTERS.findall(report)), spilled)
 
 
 def _compiler() -> str:
@@ -240,49 +294,70 @@ def compiler_version() -> str:
     return match[1] if match else "unknown"
 
 
-Row = tuple[str, str, dict[str, Usage]]
-"""Nest, form, and the usage per architecture."""
+Row = tuple[str, str, dict[str, Figures]]
+"""Nest, form, and the figures per architecture."""
 
 
-def measure(nests: Mapping[str, Nest], quiet: bool = False) -> Iterator[Row]:
-    """Compile every nest in every form that it has."""
-    pairs = [(name, form) for name in nests for form in FORMS]
-    for name, form in track(pairs, description="ptxas", disable=quiet):
-        source = source_of(nests[name], form)
-        if source is not None:
-            yield name, form.label, usage_of(source)
+def measure(nests: Mapping[str, Nest], forms: Sequence[Form] = FORMS) -> Iterator[Row]:
+    """Compile every nest in every form that it has, the data-parallel one first."""
+    for name in track(nests, description="ptxas", console=Console(stderr=True)):
+        base: dict[str, Usage] = {}
+        for form in forms:
+            source = source_of(nests[name], form)
+            if source is None:
+                continue
+            figures = {each: _figures(source, each, base.get(each)) for each in ARCHITECTURES}
+            if not base:
+                base = {each: figures[each].free for each in ARCHITECTURES}
+            yield name, form.label, figures
+
+
+def _figures(source: str, architecture: str, data_parallel: Usage | None) -> Figures:
+    free = usage_of(source, architecture)
+    if data_parallel is None or free.passes(data_parallel):
+        return Figures(free)
+    return Figures(free, usage_of(source, architecture, data_parallel.limit_of_forms))
 
 
 def failures(rows: Sequence[Row]) -> list[str]:
     """The forms that spill, or take too many registers, in words."""
-    base = {name: usage for name, label, usage in rows if label == DATA_PARALLEL}
+    base = {name: figures for name, label, figures in rows if label == DATA_PARALLEL}
     return [
-        f"{name}, {label}, {arch}: {used}, data-parallel {base[name][arch]}"
-        for name, label, usage in rows
-        for arch, used in usage.items()
-        if not used.passes(base[name][arch])
+        f"{name}, {label}, {arch}: {each}, data-parallel {base[name][arch]}"
+        for name, label, figures in rows
+        for arch, each in figures.items()
+        if not each.passes(base[name][arch].free)
     ]
+
+
+HEAD = """\
+# Registers per thread
+
+Made by `python benchmarks/registers.py` with nvcc {version}. Kernels of a product of {shape};
+where a form has several kernels, the most registers of one and the spills of all.
+
+A form may take at most {extra} registers more than its data-parallel kernel, and spill nothing
+beyond it. ptxas chooses freely how many registers it uses: it takes more than it needs where no
+block is lost by it, and spills a few bytes where that keeps one more block resident. *Held* is
+what it does with the limit for the form as an order (`__maxnreg__`), where its own choice is not
+within it.
+
+"""
 
 
 def table(rows: Sequence[Row], version: str) -> str:
     """The text of ``registers.md``."""
+    shape = " x ".join(str(extent) for extent in SHAPE)
     lines = [
-        "# Registers per thread",
-        "",
-        f"Made by `python benchmarks/registers.py` with nvcc {version}. Kernels of a product of",
-        f"{SHAPE[0]} x {SHAPE[1]} x {SHAPE[2]}; where a form has several kernels, the most "
-        "registers "
-        "of",
-        "one and the spills of all. A form may spill nothing beyond its data-parallel kernel, and",
-        f"take at most {MOST_EXTRA_REGISTERS} registers more.",
-        "",
         "| nest | form | " + " | ".join(ARCHITECTURES) + " |",
         "|---|---|" + "---|" * len(ARCHITECTURES),
+        *(
+            f"| {name} | {label} | " + " | ".join(str(each) for each in figures.values()) + " |"
+            for name, label, figures in rows
+        ),
     ]
-    for name, label, usage in rows:
-        cells = [str(usage[arch]) for arch in ARCHITECTURES]
-        lines.append(f"| {name} | {label} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    head = HEAD.format(version=version, shape=shape, extra=MOST_EXTRA_REGISTERS)
+    return head + "\n".join(lines) + "\n"
 
 
 def parse_table(text: str) -> tuple[str, list[Row]]:
@@ -291,14 +366,18 @@ def parse_table(text: str) -> tuple[str, list[Row]]:
     rows: list[Row] = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        if not line.startswith("| ") or cells[0] == "nest":
-            continue
-        usage = {}
-        for arch, cell in zip(ARCHITECTURES, cells[2:], strict=True):
-            numbers = [int(number) for number in re.findall(r"\d+", cell)]
-            usage[arch] = Usage(numbers[0], numbers[1] if len(numbers) > 1 else 0)
-        rows.append((cells[0], cells[1], usage))
+        if line.startswith("| ") and cells[0] != "nest":
+            figures = map(_parse_cell, cells[2:])
+            rows.append((cells[0], cells[1], dict(zip(ARCHITECTURES, figures, strict=True))))
     return version[1] if version else "unknown", rows
+
+
+def _parse_cell(cell: str) -> Figures:
+    usages = [
+        Usage(int(registers), int(spilled or 0))
+        for registers, spilled in re.findall(r"(\d+)(?:, (\d+) bytes spilled)?", cell)
+    ]
+    return Figures(*usages)
 
 
 def main() -> None:

@@ -69,7 +69,7 @@ def main(
     runs = [_in_fresh_process(command) for _ in range(processes)]
     text = table(runs)
     console = Console()
-    console.print(Markdown(text) if console.is_terminal else text)
+    console.print(Markdown(text) if console.is_terminal else text, soft_wrap=True)
     quiet = "not quiet" not in text
     if save and not quiet:
         console.print("Not saved: the machine was not quiet.")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products as TVM's own generators tile them for tensor cores, ready for ``sch.stream_k``.
 
-DLight's matmul rule, and the two sketches of MetaSchedule. Used by ``registers.py`` and by the
-tests.
+DLight's matmul rule, and MetaSchedule's tensor-core rules: the one that it applies by itself, which
+has two sketches through ``wmma``, and the one for ``mma.sync``, which it applies where the first is
+left out. Used by ``registers.py`` and by the tests.
 
 Importing TVM's tensor intrinsics, which both generators need, takes some 20 seconds.
 """
@@ -10,6 +11,7 @@ Importing TVM's tensor intrinsics, which both generators need, takes some 20 sec
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +24,10 @@ from tvm.s_tir.schedule import Trace
 import tvm_streamk
 
 A100 = "nvidia/nvidia-a100"
+RULES = "cuda-tensorcore"
+MMA = "mma"
+MMA_STEP = 32
+"""TVM cannot lay out its shared memory for panels of less depth, or of no multiple of it."""
 PASS_CONFIG = {"tirx.merge_static_smem": True}
 """Without it, TVM 0.27 lets float16 and float32 share one static buffer and fails to lower
 MetaSchedule's kernels."""
@@ -33,9 +39,14 @@ MOST_PER_LANE = 128
 
 
 def product(
-    shape: tuple[int, int, int], in_dtype: str, sum_dtype: str, out_dtype: str | None = None
+    shape: tuple[int, int, int],
+    in_dtype: str,
+    sum_dtype: str,
+    out_dtype: str | None = None,
+    *,
+    transposed: bool = True,
 ) -> Any:
-    """An unscheduled ``C[m, n] = sum of A[m, k] * B[n, k]``, stored as ``out_dtype``.
+    """An unscheduled product of A, m by k, and B.
 
     Parameters
     ----------
@@ -45,6 +56,8 @@ def product(
         Of both operands, and of the products and sums.
     out_dtype
         Of the output ``D``, a cast of the sums; by default the sums are the output.
+    transposed
+        Whether B is n by k, as DLight likes it, or k by n, as MetaSchedule's ``mma.sync`` needs it.
 
     Returns
     -------
@@ -53,15 +66,14 @@ def product(
     """
     m, n, k = shape
     left = te.placeholder((m, k), in_dtype, name="A")
-    right = te.placeholder((n, k), in_dtype, name="B")
+    right = te.placeholder((n, k) if transposed else (k, n), in_dtype, name="B")
     depth = te.reduce_axis((0, k), name="k")
-    sums = te.compute(
-        (m, n),
-        lambda i, j: te.sum(
-            left[i, depth].astype(sum_dtype) * right[j, depth].astype(sum_dtype), axis=depth
-        ),
-        name="C",
-    )
+
+    def element(i: Any, j: Any) -> Any:
+        other = right[j, depth] if transposed else right[depth, j]
+        return te.sum(left[i, depth].astype(sum_dtype) * other.astype(sum_dtype), axis=depth)
+
+    sums = te.compute((m, n), element, name="C")
     if out_dtype in (None, sum_dtype):
         return te.create_prim_func([left, right, sums])
     output = te.compute((m, n), lambda i, j: sums[i, j].astype(out_dtype), name="D")
@@ -89,31 +101,45 @@ def reduction_block(schedule: Schedule) -> str:
     return next(name for name in ("C_o_update", "C_update", "C") if name in names)
 
 
-def metaschedule_schedule(function: Any, sketch: int, panels_multiple: int = 1) -> Schedule:
-    """One of MetaSchedule's two tensor-core sketches, with the first tile sizes that serve.
-
-    Both go through ``wmma``. To store the fragments to the output through shared memory, one takes
-    a whole tile at a time, the other a row of fragments.
+def metaschedule_schedule(function: Any, sketch: int | str, panels_multiple: int = 1) -> Schedule:
+    """One of MetaSchedule's tensor-core sketches, with the first tile sizes that serve.
 
     Parameters
     ----------
     function
         A product with float16 inputs.
     sketch
-        0 or 1.
+        0 or 1, through ``wmma``: to store the fragments to the output through shared memory, one
+        takes a whole tile at a time, the other a row of fragments. Or ``"mma"``: with a software
+        pipeline, and straight from registers to the output.
     panels_multiple
         What the number of panels is to be a multiple of.
     """
-    space, sketches = _sketches(tvm.ir.save_json(function))
-    samples = _samples(function, sketches[sketch], space)
-    return next(sample for sample, panels in samples if panels % panels_multiple == 0)
+    is_mma = sketch == MMA
+    space, sketches = _sketches(tvm.ir.save_json(function), is_mma)
+    samples = _samples(function, sketches[0 if is_mma else int(sketch)], space)
+    depth = int(function.params[0].shape[-1])
+    step = MMA_STEP if is_mma else 1
+    return next(
+        sample
+        for sample, panels in samples
+        if panels % panels_multiple == 0 and depth // panels % step == 0
+    )
 
 
 @functools.cache
-def _sketches(function_json: str) -> tuple[Any, list[Schedule]]:
+def _sketches(function_json: str, is_mma: bool) -> tuple[Any, list[Schedule]]:
     function = tvm.ir.load_json(function_json)
-    rules = "cuda-tensorcore"
-    space = ms.space_generator.PostOrderApply(sch_rules=rules, postprocs=rules, mutator_probs=rules)
+    # The rules exist only once the intrinsics that they name do.
+    importlib.import_module("tvm.s_tir.tensor_intrin")
+    rules = list(ms.schedule_rule.ScheduleRule.create(RULES))
+    wmma, mma = (rule for rule in rules if "TensorCore" in str(rule))
+    left_out = wmma if is_mma else mma
+    space = ms.space_generator.PostOrderApply(
+        sch_rules=[rule for rule in rules if not rule.same_as(left_out)],
+        postprocs=RULES,
+        mutator_probs=RULES,
+    )
     context = ms.TuneContext(
         mod=tvm.IRModule({"main": function}),
         target=tvm.target.Target(A100),
@@ -132,7 +158,12 @@ def _samples(function: Any, sketch: Schedule, space: Any) -> Iterator[tuple[Sche
         if not all(postproc.apply(sample) for postproc in space.postprocs):
             continue
         nest = tvm_streamk.analyze(sample, reduction_block(sample))
-        fits = nest.num_tiles in FEW_TILES and nest.elements.per_thread <= MOST_PER_LANE
+        fits = (
+            nest.num_tiles in FEW_TILES
+            and nest.elements.per_thread <= MOST_PER_LANE
+            # With 3 warps, TVM vectorizes index arithmetic into types that CUDA does not have.
+            and nest.elements.threads.bit_count() == 1
+        )
         if fits and nest.panels >= FEWEST_PANELS:
             yield sample, nest.panels
 

@@ -217,8 +217,8 @@ def report(verdicts: Sequence[Verdict]) -> str:
     )
     accepted = [verdict for verdict in verdicts if verdict.accepted]
     lines = [
-        f"{len(verdicts)} functions, "
-        f"{sum(v.item.has_reduction for v in verdicts)} with a reduction",
+        f"{len(verdicts)} functions",
+        f"{sum(verdict.item.has_reduction for verdict in verdicts)} functions with a reduction",
         f"{sum(len(set(verdict.item.blocks)) for verdict in verdicts)} blocks judged",
         f"{len(accepted)} functions accepted",
         *(f"  refused first by {name}: {count} blocks" for name, count in reasons.most_common()),

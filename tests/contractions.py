@@ -80,9 +80,8 @@ class Contraction:
             te.placeholder(value.shape, dtype, name="AB"[position])
             for position, (value, dtype) in enumerate(zip(values, self.dtypes, strict=True))
         ]
-        sums = self._compute(
-            [self._padded(*pair) for pair in zip(placeholders, self.operands, strict=False)]
-        )
+        padded = map(self._padded, placeholders, self.operands)
+        sums = self._compute(list(padded))
         expected = self._expected(values)
         extra, result, expected, more = self._with_epilogue(sums, expected)
         function = te.create_prim_func([*placeholders, *extra, result])

@@ -61,7 +61,8 @@ class Kernel:
 
     def _fresh(self) -> list[np.ndarray]:
         filled = [poisoned(output.shape, output.dtype) for output in self.outputs]
-        zeros = [np.zeros(self.counters, np.int32)] if self.counters else []
+        counters = self.counters
+        zeros: list[np.ndarray] = [np.zeros(counters, np.int32)] if counters else []
         return [*(array.copy() for array in self.inputs), *filled, *zeros]
 
     def fill_workspaces(self, byte_or_seed: int, random: bool = False) -> None:
@@ -122,7 +123,7 @@ def kernel_of(
     counters: int = 0,
 ) -> Kernel:
     """Lower a module whose parameters are inputs, outputs and maybe arrival counters."""
-    zeros = [np.zeros(counters, np.int32)] if counters else []
+    zeros: list[np.ndarray] = [np.zeros(counters, np.int32)] if counters else []
     empty = [poisoned(output.shape, output.dtype) for output in outputs]
     plan = plan_launches(module, [*inputs, *empty, *zeros], TARGET)
     return Kernel(plan, tuple(inputs), tuple(outputs), counters)

@@ -88,17 +88,15 @@ def test_a_ratio_above_the_bound_is_marked():
     assert "2.05 (1.95..2.15)" in text
 
 
-def counted(shape, decomposition: str, workers: int) -> int:
-    try:
-        return count_instructions.instructions(shape, decomposition, workers)
-    except count_instructions.CannotCount as reason:
-        pytest.skip(str(reason))
-
-
 def test_full_waves_cost_no_instructions():
     shape, workers = count_instructions.FULL_WAVES[-1]
-    whole_tiles = counted(shape, count_instructions.PERSISTENT, workers)
-    streamed = counted(shape, count_instructions.STREAM_K, workers)
+    forms = (count_instructions.PERSISTENT, count_instructions.STREAM_K)
+    try:
+        whole_tiles, streamed = count_instructions.instructions_of(
+            [count_instructions.kernel(shape, form, workers) for form in forms]
+        )
+    except count_instructions.CannotCount as reason:
+        pytest.skip(str(reason))
     assert streamed <= whole_tiles * (1 + count_instructions.MOST_EXTRA)
     # The counter sees the work: a multiplication and an addition per eight elements, at least.
     m, n, k = shape

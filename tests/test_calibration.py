@@ -19,7 +19,7 @@ from tvm_streamk.calibration import (
     samples,
 )
 from tvm_streamk.cost_model import LAST_ARRIVER, TWO_PHASE, predict
-from tvm_streamk.devices import cpu, lookup
+from tvm_streamk.devices import REFERENCE_TILE, Device, cpu, lookup
 from tvm_streamk.partition import PERSISTENT, SPLIT_K, Partition
 
 TRUE = {"launch": 9.0, "once": 4.0, "start": 3.0, "split": 2.0, "panel": 1.5, "peer": 0.75}
@@ -102,19 +102,36 @@ def test_too_few_samples_and_senseless_times_are_refused() -> None:
         fit(chosen, [5.0] * len(chosen), 2, TWO_PHASE)
 
 
-@pytest.mark.parametrize(("merge", "device"), [(TWO_PHASE, cpu(2)), (LAST_ARRIVER, lookup("T4"))])
-def test_the_record_predicts_what_was_measured(merge: str, device) -> None:
-    """But for the launch, and what is paid once is paid with every split."""
-    device = device.with_processors(2)
-    terms = {**TRUE, "once": 0.0}
-    chosen = samples(2)
+@pytest.mark.parametrize(
+    ("merge", "device"),
+    [(TWO_PHASE, cpu(2)), (TWO_PHASE, cpu(5)), (LAST_ARRIVER, lookup("A100"))],
+    ids=["two cores", "five cores", "A100"],
+)
+def test_times_that_the_model_predicts_give_its_own_constants(merge: str, device: Device) -> None:
     scaling = ((28, 128, 60), 4, 0.5)
-    found = fit(chosen, times_of(chosen, 2, merge, terms), 2, merge)
+    scaled = device.for_tile(*scaling)
+    chosen = samples(device.num_sms)
+    times = [
+        TRUE["launch"] + predict(partition_of(sample, device.num_sms), scaled, merge)
+        for sample in chosen
+    ]
+    found = fit(chosen, times, device.num_sms, merge)
+    assert found.launch_us == pytest.approx(TRUE["launch"])
     record = calibrated(device, found, scaling)
-    scaled = record.for_tile(*scaling)
-    assert (record.name, record.num_sms, record.kind) == (device.name, 2, device.kind)
-    whole = Partition(8, 48, 2, PERSISTENT)
-    assert predict(whole, scaled, merge) == pytest.approx(4 * (3.0 + 48 * 1.5))
-    cut = Partition(1, 144, 2, SPLIT_K)
-    second_nest = 3.0 if merge == TWO_PHASE else 0.0
-    assert predict(cut, scaled, merge) == pytest.approx(3.0 + 2.0 + 72 * 1.5 + 0.75 + second_nest)
+    for name, value in asdict(device).items():
+        assert getattr(record, name) == pytest.approx(value), name
+
+
+def partition_of(sample: Sample, processors: int) -> Partition:
+    if sample.splits == 1:
+        return Partition(sample.num_tiles, sample.panels, processors, PERSISTENT)
+    workers = sample.num_tiles * sample.splits
+    return Partition(sample.num_tiles, sample.panels, workers, SPLIT_K)
+
+
+def test_what_is_paid_once_is_counted_with_every_split() -> None:
+    chosen = samples(2)
+    found = fit(chosen, times_of(chosen, 2, TWO_PHASE, TRUE), 2, TWO_PHASE)
+    record = calibrated(cpu(2), found, (REFERENCE_TILE, 4, 1.0))
+    assert record.split_us == pytest.approx(TRUE["split"] + TRUE["once"])
+    assert record.panel_us == pytest.approx(TRUE["panel"])

@@ -87,14 +87,24 @@ def test_with_workers_given_nothing_is_predicted() -> None:
     assert "predicted gain" not in str(plan)
 
 
-def test_a_symbolic_number_of_tiles_is_decided_by_rule() -> None:
+@pytest.mark.parametrize(("grid", "word"), [(LLVM, "stream_k"), (OPENCL, "two_tile")])
+def test_a_symbolic_number_of_tiles_is_decided_by_rule(grid: str, word: str) -> None:
     workload = symbolic_gemm(33, 40, 64)
-    schedule = cpu_nest(workload)
+    schedule = cpu_nest(workload) if grid == LLVM else schedules.hand_gpu(workload)
     plan = schedule.stream_k("C", num_sms=2)
-    assert plan.decision.decomposition == "two_tile"
+    assert plan.decision.decomposition == word
     assert (plan.num_workers, plan.predicted_gain) == (2, None)
     assert "number of tiles is symbolic" in plan.notes[0]
-    check_numerics(schedule.mod, workload, LLVM)
+    check_numerics(schedule.mod, workload, grid)
+
+
+def test_one_processor_shares_no_symbolic_tiles() -> None:
+    schedule = cpu_nest(symbolic_gemm(33, 40, 64))
+    before = schedule.mod.script()
+    plan = schedule.stream_k("C", num_sms=1)
+    assert plan.decision.decomposition == "data_parallel"
+    assert "one processor has nothing to share" in plan.notes[0]
+    assert schedule.mod.script() == before
 
 
 def test_blocks_that_share_a_processor_are_workers() -> None:

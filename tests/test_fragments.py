@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor-core kernels of both generators: fragments have no elements, their stage has.
+"""Tensor-core kernels of both generators: partial sums of accumulators in fragments.
+
+Fragments of ``wmma`` have no elements, but their stage has; those of ``mma.sync`` have elements for
+the lane that holds them.
 
 The one test file that imports TVM's tensor intrinsics, which takes some 20 seconds.
 """
@@ -52,17 +55,22 @@ class Producer:
     dtypes
         Of the operands, the sums and the output.
     sketch
-        MetaSchedule's sketch, or None for DLight.
+        MetaSchedule's sketch, 0, 1 or "mma", or None for DLight.
     """
 
     shape: tuple[int, int, int]
     dtypes: tuple[str, str, str]
-    sketch: int | None = None
+    sketch: int | str | None = None
 
     @property
     def pass_config(self) -> Mapping[str, Any]:
         """TVM options that the nest needs."""
         return {} if self.sketch is None else nests.PASS_CONFIG
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether B is columns by depth."""
+        return self.sketch is None
 
     def schedule(self) -> Schedule:
         """A fresh schedule."""
@@ -72,12 +80,13 @@ class Producer:
         """A and B: whole numbers whose sums are exact even in float16."""
         m, n, k = self.shape
         dtype = self.dtypes[0]
-        return integer_inputs((m, k), dtype), integer_inputs((n, k), dtype, seed=1)
+        right = integer_inputs((n, k) if self.is_transposed else (k, n), dtype, seed=1)
+        return integer_inputs((m, k), dtype), right
 
     def result(self) -> np.ndarray:
         """What the output has to be."""
         left, right = (each.astype("float64") for each in self.operands())
-        product = left @ right.T
+        product = left @ (right.T if self.is_transposed else right)
         assert np.abs(product).max() < 2048
         return product.astype(self.dtypes[2])
 
@@ -92,7 +101,7 @@ class Producer:
 
 @functools.cache
 def _function(producer: Producer) -> Any:
-    function = nests.product(producer.shape, *producer.dtypes)
+    function = nests.product(producer.shape, *producer.dtypes, transposed=producer.is_transposed)
     if producer.sketch is None:
         return nests.dlight_schedule(function).mod["main"]
     return nests.metaschedule_schedule(function, producer.sketch, PANELS_MULTIPLE).mod["main"]
@@ -111,8 +120,12 @@ PRODUCERS = {
     "MetaSchedule, sketch 0": Producer(METASCHEDULE, ("float16", "float32", "float32"), 0),
     "MetaSchedule, sketch 1": Producer(METASCHEDULE, ("float16", "float32", "float32"), 1),
     "MetaSchedule, float16": Producer(METASCHEDULE, ("float16", "float16", "float16"), 0),
+    "MetaSchedule, mma": Producer(METASCHEDULE, ("float16", "float32", "float32"), nests.MMA),
+    "MetaSchedule, mma, float16": Producer(
+        METASCHEDULE, ("float16", "float16", "float16"), nests.MMA
+    ),
 }
-FULLY_TESTED = ("DLight, float16 to float32", "MetaSchedule, sketch 0")
+FULLY_TESTED = ("DLight, float16 to float32", "MetaSchedule, sketch 0", "MetaSchedule, mma")
 WORKERS = 5
 """For the two tiles or more of each producer: neither a divisor nor a multiple."""
 
@@ -154,7 +167,7 @@ def test_accumulators_stay_as_they_are(name: str) -> None:
     before = private_arrays(kernel_text(plain.plan))
     kept = {name: count for name, count in after.items() if not name.startswith("stream_k_")}
     assert kept == before
-    assert any("accumulator" in array for array in kept)
+    assert any("accumulator" in array or "matrixC" in array for array in kept)
     added = ["stream_k_arrivals_ptr", f"{WORKSPACE}_ptr"]
     assert sorted([*kernel_parameters(kernel_text(plain.plan)), *added]) == sorted(
         kernel_parameters(text)
@@ -169,7 +182,7 @@ def test_order_of_publication_in_the_source(name: str) -> None:
 
 def panel_loops(text: str) -> list[str]:
     """Bounds of the loops around the matrix products, outermost first."""
-    first = text.index("wmma::mma_sync")
+    first = re.search(r"wmma::mma_sync|mma\.sync\.aligned", text).start()
     lines = text[:first].splitlines()
     depth, bounds = len(lines[-1]), []
     for line in reversed(lines):
@@ -185,13 +198,15 @@ def test_splits_keep_constant_trip_counts(name: str) -> None:
     plan, split = PRODUCERS[name].streamed(merge="last_arriver", decomposition="split_k", splits=3)
     bounds = panel_loops(kernel_text(split.plan))
     assert bounds and all(bound.isdigit() for bound in bounds)
-    pipelined = 1 if "DLight" in name else 0
-    assert int(bounds[0]) == plan.panels // 3 - pipelined
+    ahead = {"DLight, float16 to float32": 1, "MetaSchedule, mma": 2}.get(name, 0)
+    assert int(bounds[0]) == plan.panels // 3 - ahead
     _, streamed = PRODUCERS[name].streamed(merge="last_arriver", num_workers=WORKERS)
     assert any("segment" in bound for bound in panel_loops(kernel_text(streamed.plan)))
 
 
-@pytest.mark.parametrize("name", ["DLight, float16", "MetaSchedule, float16"])
+@pytest.mark.parametrize(
+    "name", ["DLight, float16", "MetaSchedule, float16", "MetaSchedule, mma, float16"]
+)
 def test_partial_sums_of_float16_are_kept_and_added_in_float32(name: str) -> None:
     """What a worker sums in float16 it rounds as the nest asks; the merge rounds once more only."""
     _, kernel = PRODUCERS[name].streamed(merge="last_arriver", num_workers=WORKERS)
@@ -210,7 +225,9 @@ def test_workspace_is_of_two_tiles_per_worker_at_most(name: str) -> None:
 
 
 @cuda_runs.needs_compiler
-@pytest.mark.parametrize("name", ["MetaSchedule, sketch 0", "MetaSchedule, sketch 1"])
+@pytest.mark.parametrize(
+    "name", ["MetaSchedule, sketch 0", "MetaSchedule, sketch 1", "MetaSchedule, mma"]
+)
 def test_no_races(name: str) -> None:
     _, kernel = PRODUCERS[name].streamed(merge="last_arriver", num_workers=WORKERS)
     assert kernel.races() == []
@@ -220,8 +237,21 @@ def test_no_races(name: str) -> None:
 def test_atomics_are_refused(name: str) -> None:
     schedule = PRODUCERS[name].schedule()
     block = nests.reduction_block(schedule)
-    with refused(schedule, errors.AtomicNeedsPlainStore, r"but it has 2 blocks \('C_reindex"):
+    with refused(schedule, errors.AtomicNeedsPlainStore, r"but it has \d blocks \('C_reindex"):
         schedule.stream_k(block, num_workers=WORKERS, merge="atomic")
+
+
+def test_copies_that_are_far_ahead_are_ordinary_where_the_trip_count_is_not_constant() -> None:
+    """CUDA waits for all but a constant number of asynchronous copies."""
+    producer = PRODUCERS["MetaSchedule, mma"]
+    with_waits = {
+        "data-parallel": producer.streamed()[1],
+        "split": producer.streamed(decomposition="split_k", splits=2)[1],
+    }
+    _, streamed = producer.streamed(num_workers=WORKERS)
+    for kernel in with_waits.values():
+        assert "wait_group" in kernel_text(kernel.plan)
+    assert "wait_group" not in kernel_text(streamed.plan)
 
 
 def test_splits_that_do_not_divide() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from tvm_streamk.partition import (
     TWO_TILE,
     Partition,
     Segment,
+    SliceValues,
 )
 
 MOST_ROWS = MOST_COLUMNS = 24
@@ -508,6 +510,41 @@ def test_symbolic_peers_find_the_slots_of_their_tile(decomposition: str, workers
             assert evaluate(num_peers, values) == len(stored)
             read = [evaluate(peer_slot, {**values, peer: i}) for i in range(len(stored))]
             assert read == in_order
+
+
+@pytest.mark.parametrize("workers", [1, 3, 4])
+@pytest.mark.parametrize("decomposition", [STREAM_K, TWO_TILE])
+def test_values_computed_once_give_the_same_segments(decomposition: str, workers: int) -> None:
+    """Step by step, each value from the ones before, as a kernel keeps them in registers."""
+    tiles, worker, index = (tirx.Var(name, "int32") for name in ("tiles", "worker", "index"))
+    symbolic = Partition(tiles, SYMBOLIC_PANELS, workers, decomposition, Expressions())
+    names: list[str] = []
+    for num_tiles in (0, 1, 2, 3, 4, 5, 8, 9, 11):
+        for number in range(workers):
+            values = {tiles: num_tiles, worker: number}
+
+            def keep(name: str, formula: Any, values: dict[Any, int] = values) -> int:
+                names.append(name)
+                return evaluate(formula, values)
+
+            once = replace(symbolic, known=symbolic.slice_values(worker, keep))
+            count = evaluate(once.num_segments(worker), values)
+            assert count == evaluate(symbolic.num_segments(worker), values)
+            for position in range(count):
+                values[index] = position
+                expected, segment = (
+                    [evaluate(part, values) for part in parts(each.segment(worker, index))]
+                    for each in (symbolic, once)
+                )
+                assert segment == expected
+    assert set(names) == {field.name for field in fields(SliceValues)}
+
+
+def test_only_symbolic_tiles_pay_for_values_computed_once() -> None:
+    def keep(name: str, formula: Any) -> Any:
+        raise AssertionError(f"{name} is short anyway")
+
+    assert Partition(7, SYMBOLIC_PANELS, 3).slice_values(0, keep) is None
 
 
 @pytest.mark.parametrize("decomposition", [STREAM_K, TWO_TILE, PERSISTENT])

@@ -15,15 +15,14 @@ from contractions import EPILOGUES, Contraction
 from helpers import check_numerics
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
-from random_nests import THREAD_AXES, CpuNest, GpuNest
-from schedules import LLVM, OPENCL
+from random_nests import CUDA, THREAD_AXES, CpuNest, GpuNest
+from schedules import LLVM
 
 from tvm_streamk import analyze
 
 SLOW = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
-SOME = settings(SLOW, max_examples=50, derandomize=True)
+SOME = settings(SLOW, derandomize=True)
 MANY = settings(SLOW, max_examples=1000)
-
 EQUATIONS = (
     "ik,kj->ij",
     "ik,jk->ij",
@@ -41,7 +40,7 @@ EQUATIONS = (
     "ik->i",
     "kil->i",
 )
-CPU_TYPES = (
+TYPES = (
     (("float32", "float32"), "float32"),
     (("float64", "float64"), "float64"),
     (("int32", "int32"), "int32"),
@@ -52,7 +51,6 @@ CPU_TYPES = (
     (("bfloat16", "bfloat16"), "float32"),
     (("int64", "int64"), "int64"),
 )
-GPU_TYPES = CPU_TYPES[:5]
 ATOMIC_TYPES = ("float32", "float64", "int32")
 MOST_WORKERS = 100
 
@@ -71,7 +69,7 @@ class Case:
         schedule = self.nest.schedule(workload)
         schedule.stream_k("C", **self.arguments)
         is_gpu = isinstance(self.nest, GpuNest)
-        check_numerics(schedule.mod, workload, OPENCL if is_gpu else LLVM)
+        check_numerics(schedule.mod, workload, CUDA if is_gpu else LLVM)
 
 
 @st.composite
@@ -125,15 +123,11 @@ def gpu_nests(draw: Any, contraction: Contraction) -> GpuNest:
     flags = st.booleans()
     most_threads = 8 if len(spatial) < 3 else 4
     # Only three axes can be bound to threads: the last ones.
-    # PoCL loses a private value where one thread of several works on an axis of extent 1.
     bindable = [each >= len(spatial) - len(THREAD_AXES) for each in range(len(spatial))]
-    most = [min(most_threads, contraction.extents[letter]) for letter in spatial]
-    threads = [
-        draw(st.integers(1, limit)) if each else 1
-        for limit, each in zip(most, bindable, strict=True)
-    ]
+    threads = [draw(st.integers(1, most_threads)) if each else 1 for each in bindable]
     vthreads = [draw(st.integers(1, 2)) if each else 1 for each in bindable]
     has_epilogue = contraction.epilogue != "none"
+    stage = tuple(draw(flags) for _ in contraction.operands)
     return GpuNest(
         threads=tuple(threads),
         per_thread=draw(sizes(spatial, 3)),
@@ -144,9 +138,10 @@ def gpu_nests(draw: Any, contraction: Contraction) -> GpuNest:
         inner_order=draw(orders(len(spatial) + len(summed))),
         fuse_tiles=draw(flags) or len(spatial) > 3,
         bind_tiles=draw(flags),
-        fuse_threads=draw(flags),
+        # With several thread axes TVM forgets barriers around small copies, in plain nests as well.
+        fuse_threads=draw(flags) or any(stage),
         fuse_panels=draw(flags),
-        stage=tuple(draw(flags) for _ in contraction.operands),
+        stage=stage,
         accumulate=has_epilogue or draw(flags),
         decompose=draw(flags),
     )
@@ -180,26 +175,23 @@ def check_random(data: Any, contraction: Contraction, nest: Any, merges: tuple[s
 
 
 def check_random_cpu(data: Any) -> None:
-    contraction = data.draw(contractions(CPU_TYPES, most=40))
+    contraction = data.draw(contractions(TYPES, most=40))
     check_random(data, contraction, data.draw(cpu_nests(contraction)), ("two_phase",))
 
 
 def check_random_gpu(data: Any) -> None:
-    contraction = data.draw(contractions(GPU_TYPES, most=24))
+    contraction = data.draw(contractions(TYPES, most=24))
     nest = data.draw(gpu_nests(contraction))
     check_random(data, contraction, nest, merges_for(contraction))
 
 
-@SOME
+@settings(SOME, max_examples=60)
 @given(st.data())
 def test_random_cpu_nest(data: Any) -> None:
     check_random_cpu(data)
 
 
-# On a busy machine the process that ran this ended without a word, and with it the whole run; until
-# the cause is known it does not belong into the default run.
-@pytest.mark.long
-@SOME
+@settings(SOME, max_examples=60)
 @given(st.data())
 def test_random_gpu_nest(data: Any) -> None:
     check_random_gpu(data)
@@ -217,3 +209,29 @@ def test_many_random_cpu_nests(data: Any) -> None:
 @given(st.data())
 def test_many_random_gpu_nests(data: Any) -> None:
     check_random_gpu(data)
+
+
+# -- cases that were wrong once --------------------------------------------------------------------
+
+CASES = {
+    "an operand staged with zeros before its first element": Case(
+        Contraction("ik,kj->ij", {"i": 3, "j": 4, "k": 6}, padding={"k": 2}),
+        GpuNest(
+            (1, 2), (1, 1), (1, 1), (1,), (0, 1), (0,), (0, 1, 2),
+            stage=(False, True), accumulate=False,
+        ),
+        {"decomposition": "split_k", "merge": "two_phase", "splits": 2},
+    ),
+    "zeros before the first row of a tile": Case(
+        Contraction("ik,kj->ij", {"i": 9, "j": 4, "k": 6}, padding={"i": 5, "k": 1}),
+        GpuNest(
+            (2, 2), (2, 1), (1, 1), (4,), (0, 1), (0,), (0, 1, 2), stage=(True, True)
+        ),
+        {"decomposition": "stream_k", "merge": "last_arriver", "num_workers": 5},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(name: str) -> None:
+    CASES[name].check()

@@ -11,8 +11,9 @@ import tvm
 from helpers import check_numerics, state_of
 from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
+from random_nests import CUDA
 from random_primitives import CPU_PRIMITIVES, PRIMITIVES, Step, applied, block_names
-from schedules import LLVM, OPENCL, GpuTiling, fresh, hand_cpu, hand_gpu
+from schedules import LLVM, GpuTiling, fresh, hand_cpu, hand_gpu
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 from workloads import Workload, gemm, gemv
@@ -117,7 +118,7 @@ def test_any_cpu_schedule(data: Any) -> None:
 @settings(SOME, max_examples=30)
 @given(st.data())
 def test_any_gpu_schedule(data: Any) -> None:
-    check_refused_or_right(data, GPU_STARTS, tuple(PRIMITIVES), OPENCL)
+    check_refused_or_right(data, GPU_STARTS, tuple(PRIMITIVES), CUDA)
 
 
 @pytest.mark.long
@@ -131,4 +132,4 @@ def test_many_cpu_schedules(data: Any) -> None:
 @settings(MANY, max_examples=500)
 @given(st.data())
 def test_many_gpu_schedules(data: Any) -> None:
-    check_refused_or_right(data, GPU_STARTS, tuple(PRIMITIVES), OPENCL)
+    check_refused_or_right(data, GPU_STARTS, tuple(PRIMITIVES), CUDA)

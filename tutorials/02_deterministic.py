@@ -52,7 +52,7 @@ def kernel(merge: str, workers: int = WORKERS) -> tuple[LaunchPlan, str]:
     """The launches of a product in Stream-K form, and the text of its program."""
     schedule = gpu_gemm(M, N, K, threads=(8, 8), per_thread=(4, 4), panel=16)
     print(schedule.stream_k("C", num_workers=workers, merge=merge))
-    empty = np.zeros((M, N), "float32")
+    empty: np.ndarray = np.zeros((M, N), "float32")
     plan = plan_launches(schedule.mod, [*operands(), empty], TARGET)
     return plan, schedule.mod.script()
 

@@ -8,6 +8,8 @@ reason against it. :func:`can_stream_k` gives every reason at once. The words ar
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,8 +30,10 @@ from tvm_streamk.errors import (
     StreamKError,
     TileLoopsDependent,
 )
-from tvm_streamk.expressions import Expression, shown, static_value, uses_any
+from tvm_streamk.expressions import Expression, collect, shown, static_value, uses_any
+from tvm_streamk.lane_fragments import is_addressed_by_lane, lane_elements
 from tvm_streamk.nest import (
+    UPDATE_SUFFIX,
     BlockPath,
     NestParts,
     block_paths,
@@ -87,7 +91,24 @@ def analyze(schedule: Any, block: Any) -> TileNest:
     StreamKError
         The first requirement that does not hold, by its class.
     """
-    return analyze_function(only_function(schedule.mod), block_name(schedule, block))
+    function = only_function(schedule.mod)
+    name = block_name(schedule, block)
+    with underlining(function):
+        return analyze_function(function, name)
+
+
+@contextlib.contextmanager
+def underlining(function: Any) -> Iterator[None]:
+    """Let refusals show their block in the function that they are about."""
+    try:
+        yield
+    except StreamKError as error:
+        names = (error.block, error.block + UPDATE_SUFFIX)
+        blocks = collect(function.body, s_tir.SBlock)
+        found = [block for block in blocks if error.block and str(block.name_hint) in names]
+        if found:
+            error.underline(function, found[0])
+        raise
 
 
 def can_stream_k(schedule: Any, block: Any) -> Applicability:
@@ -182,6 +203,9 @@ def _partial_sums(
     """How partial sums are read and written, and what combines them."""
     if is_fragment(accumulator):
         reducer = fragment_reducer(parts, init, accumulator, block)
+        if is_addressed_by_lane(accumulator):
+            lanes = lane_elements(parts, init, accumulator)
+            return None if lanes is None else (lanes, None, reducer)
         staging, staged = find_staging(parts, accumulator, block)
         return staged, staging, reducer
     elements = elements_of(parts, accumulator)

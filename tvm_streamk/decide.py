@@ -198,8 +198,16 @@ def _choose(nest: TileNest, request: Request, processors: int) -> Decision:
 
 
 def _by_rule(nest: TileNest, request: Request, processors: int, notes: list[str]) -> Request:
-    """Where the number of tiles is symbolic there is nothing to predict."""
-    per_worker = Partition(processors, nest.panels, processors, TWO_TILE).slots_per_worker
+    """Where the number of tiles is symbolic there is nothing to predict.
+
+    On a CPU ``stream_k`` cuts no more tiles than the hybrid, and TVM compiles its index arithmetic
+    sooner.
+    """
+    if processors == 1:
+        notes.append("the number of tiles is symbolic, and one processor has nothing to share")
+        return replace(request, decomposition=DATA_PARALLEL)
+    word = STREAM_K if nest.grid == CPU else TWO_TILE
+    per_worker = Partition(processors, nest.panels, processors, word).slots_per_worker
     needs = per_worker * processors * nest.elements.slot_bytes
     limit = request.workspace_limit_bytes
     if limit is not None and needs > limit and request.merge != ATOMIC:
@@ -208,11 +216,10 @@ def _by_rule(nest: TileNest, request: Request, processors: int, notes: list[str]
             f"{needs} bytes, more than the limit of {limit}: the nest stays as it is"
         )
         return replace(request, decomposition=DATA_PARALLEL)
-    notes.append(
-        "the number of tiles is symbolic: the kernel streams what does not fill whole waves, "
-        "as it finds at run time"
-    )
-    return replace(request, decomposition=TWO_TILE, num_workers=processors)
+    rest = "what does not fill whole waves, as it finds at run time"
+    what = "all tiles" if word == STREAM_K else rest
+    notes.append(f"the number of tiles is symbolic: the kernel streams {what}")
+    return replace(request, decomposition=word, num_workers=processors)
 
 
 def _check_invariant(nest: TileNest, request: Request) -> None:

@@ -23,15 +23,15 @@ from tvm.relax import backend as relax_backend
 from tvm.s_tir.dlight.base import ScheduleRule
 
 from tvm_streamk.analysis import only_function
-from tvm_streamk.annotation import ANNOTATION_KEY, PROLOGUE
+from tvm_streamk.annotation import PROLOGUE
 from tvm_streamk.candidates import MIN_PANELS
 from tvm_streamk.cpu_gemm_rule import CpuGemm
 from tvm_streamk.decide import AUTO
 from tvm_streamk.devices import Device
 from tvm_streamk.errors import StreamKError
 from tvm_streamk.expressions import static_value
-from tvm_streamk.nest import block_paths, reduction_iterators, root_block
-from tvm_streamk.partition import DATA_PARALLEL, STREAM_K
+from tvm_streamk.nest import block_paths, find_parts, reduction_iterators, root_block
+from tvm_streamk.partition import DATA_PARALLEL
 from tvm_streamk.plan import Plan
 from tvm_streamk.primitive import stream_k
 
@@ -203,44 +203,38 @@ def _threads_here() -> int:
 
 def _stream(schedule: Any, options: Options) -> Verdict:
     """Annotate the first reduction block that fits, or say why none does."""
-    if options.decomposition == AUTO and _is_symbolic_on_cpu(schedule):
-        # Cuts as few tiles as the hybrid does, and TVM compiles its index arithmetic sooner.
-        options = replace(options, decomposition=STREAM_K)
+    function = only_function(schedule.mod)
+    is_open = _is_symbolic(function) and options.decomposition == AUTO
     refusal: StreamKError | None = None
-    for name in _reduction_blocks(schedule):
+    for name in _reduction_blocks(function):
         try:
+            if is_open and (panels := _panels(function, name)) < LEAST_SYMBOLIC_PANELS:
+                return Verdict(DATA_PARALLEL, _too_few(panels))
             plan = stream_k(schedule, name, lower=False, **vars(options))
         except StreamKError as error:
             refusal = refusal or error
             continue
-        if plan.num_tiles is None and plan.panels < LEAST_SYMBOLIC_PANELS:
-            _withdraw(schedule)
-            return Verdict(DATA_PARALLEL, _too_few(plan), plan)
         return Verdict(plan.decision.decomposition, "; ".join(plan.notes) or _asked(plan), plan)
     if refusal is None:
         return Verdict(DATA_PARALLEL, "no block adds anything up")
     return Verdict(DATA_PARALLEL, f"{type(refusal).__name__}: {_short(refusal.message)}")
 
 
-def _is_symbolic_on_cpu(schedule: Any) -> bool:
-    function = only_function(schedule.mod)
+def _is_symbolic(function: Any) -> bool:
     shapes = [parameter.shape for parameter in function.params if hasattr(parameter, "shape")]
-    is_symbolic = any(static_value(extent) is None for shape in shapes for extent in shape)
-    target = tvm.target.Target.current(allow_none=False)
-    return is_symbolic and target.kind.name == "llvm"
+    return any(static_value(extent) is None for shape in shapes for extent in shape)
 
 
-def _withdraw(schedule: Any) -> None:
-    """Take a recorded decision back, where one was recorded."""
-    root = schedule.get_sblock("root")
-    if ANNOTATION_KEY in schedule.get(root).annotations:
-        schedule.unannotate(root, ANNOTATION_KEY)
+def _panels(function: Any, block: str) -> int:
+    """The panels of a tile, before the nest is analysed, which takes longer than all else."""
+    extent = static_value(find_parts(function, block).panel_loop.extent)
+    return LEAST_SYMBOLIC_PANELS if extent is None else extent
 
 
-def _too_few(plan: Plan) -> str:
+def _too_few(panels: int) -> str:
     return (
-        f"the number of tiles is symbolic, and {plan.panels} panels per tile are too few to share "
-        f"a single tile: two workers need {MIN_PANELS} each"
+        f"shapes are symbolic, and {panels} panels per tile are too few to share a single tile: "
+        f"two workers need {MIN_PANELS} each"
     )
 
 
@@ -253,8 +247,7 @@ def _asked(plan: Plan) -> str:
     )
 
 
-def _reduction_blocks(schedule: Any) -> list[str]:
-    function = only_function(schedule.mod)
+def _reduction_blocks(function: Any) -> list[str]:
     return [
         str(path.block.name_hint)
         for path in block_paths(root_block(function).body)

@@ -9,7 +9,7 @@ back, store to a slot, add from a slot.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
@@ -31,7 +31,8 @@ from tvm_streamk.expressions import (
     substitute,
     thread_tag,
 )
-from tvm_streamk.nest import GPU, BlockPath
+from tvm_streamk.fragment_window import FragmentWindow
+from tvm_streamk.nest import CPU, GPU, BlockPath
 
 PROMOTED_DTYPES = {"float16": "float32", "bfloat16": "float32"}
 
@@ -45,9 +46,13 @@ class ElementAccess:
     writes: tuple[Any, ...]
 
 
+_KINDS_NOT_COPIED = {GPU: tirx.ForKind.VECTORIZED, CPU: tirx.ForKind.UNROLLED}
+"""On a GPU a slot is register-major: neighbours in a vector are far apart in it. On a CPU there are
+no registers to be kept by unrolling, which multiplies what TVM has to compile."""
+
 ElementBody = Callable[[Sequence[Expression], Sequence[Expression]], ElementAccess]
 """From the element's indices in the accumulator and its position ``[slot, element, thread]`` in the
-workspace (empty where no slot was given)."""
+workspace (empty where no slot was given), with its register at the end where that was asked for."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,8 @@ class AccumulatorElements:
         ``gpu`` or ``cpu``.
     outer_loops
         Loops that stand around every copy of the nest and are not copied with it.
+    window
+        For fragments that each lane addresses: the matrix that the element is in.
     """
 
     buffer: Buffer
@@ -76,6 +83,7 @@ class AccumulatorElements:
     thread_loops: tuple[Any, ...]
     grid: str
     outer_loops: tuple[Any, ...] = ()
+    window: FragmentWindow | None = None
 
     @property
     def _element_loops(self) -> tuple[Any, ...]:
@@ -93,6 +101,11 @@ class AccumulatorElements:
     def per_thread(self) -> int:
         """Elements that one thread (GPU) or task (CPU) owns."""
         return _product(self._element_loops)
+
+    @property
+    def per_copy(self) -> int:
+        """Elements that a thread touches in one copy of the nest, without the loops around it."""
+        return _product_of_serial(self.path.loops)
 
     @property
     def threads(self) -> int:
@@ -119,16 +132,37 @@ class AccumulatorElements:
         """Bytes of one slot."""
         return self.per_thread * self.threads * tvm.DataType(self.slot_dtype).itemsize
 
+    def in_groups(self, most: int) -> tuple[AccumulatorElements, tuple[Any, ...]]:
+        """The same elements, of which one copy of the nest touches a group of at most ``most``.
+
+        Returns
+        -------
+        AccumulatorElements
+            With fewer or shorter loops in a copy of the nest, as far as thread loops allow.
+        tuple of loops
+            The loops over the groups, for the caller to put around what is done to each.
+        """
+        around: list[Any] = []
+        path = self.path
+        while _product_of_serial(path.loops) > most and not is_thread_loop(path.loops[0]):
+            outer, path = _peeled(path, most)
+            around.append(outer)
+        outer_loops = (*self.outer_loops, *around)
+        return replace(self, path=path, outer_loops=outer_loops), tuple(around)
+
     def nest(
         self,
         name: str,
         body: ElementBody,
         slot: tuple[Expression, Expression] | None = None,
+        *,
+        register: bool = False,
     ) -> Statement:
         """A copy of the enumerating nest whose block is called ``name`` and does ``body``.
 
         ``slot`` is the number of slots and the one to use. It becomes a block iterator, as do the
-        element's and the thread's number: a block must not use the loop variables around it.
+        element's and the thread's number: a block must not use the loop variables around it. With
+        ``register``, the element's number within this copy comes last.
         """
         fresh_loops = {step.loop_var: _renamed(step.loop_var) for step in self.path.loops}
         iterators = [
@@ -140,10 +174,16 @@ class AccumulatorElements:
         indices = [substitute(index, fresh_iterators) for index in self.indices]
         values = [substitute(value, fresh_loops) for value in self.path.realize.iter_values]
         position, numbers = self._position(slot, fresh_loops)
+        if register:
+            position.append(block_iterator("v_register", self.per_copy, tirx.IterVar.DataPar))
+            copied = [step for step in self.path.loops if not is_thread_loop(step)]
+            numbers.append(_flattened(copied, fresh_loops))
         access = body(indices, [iterator.var for iterator in position])
         iterators += position
         values += numbers
         block = s_tir.SBlock(iterators, access.reads, access.writes, name, access.statement)
+        if self.window is not None:
+            block = self.window.substituted(fresh_iterators).seen_through(block)
         predicate = substitute(self.path.realize.predicate, fresh_loops)
         return self._around(s_tir.SBlockRealize(values, predicate, block), fresh_loops)
 
@@ -171,11 +211,35 @@ class AccumulatorElements:
     def _around(self, statement: Statement, fresh_loops: dict[Any, Any]) -> Statement:
         for step in reversed(self.path.loops):
             changes: dict[str, Any] = {"loop_var": fresh_loops[step.loop_var], "annotations": {}}
-            # A slot is register-major: neighbours in a vector are far apart in it.
-            if self.grid == GPU and step.kind == tirx.ForKind.VECTORIZED:
+            if step.kind == _KINDS_NOT_COPIED[self.grid]:
                 changes["kind"] = tirx.ForKind.SERIAL
             statement = rebuild_loop(step, statement, **changes)
         return statement
+
+
+def _peeled(path: BlockPath, most: int) -> tuple[Any, BlockPath]:
+    """The first loop of a path, or the outer part of it, and the path below."""
+    first, *below = path.loops
+    extent = static_value(first.extent) or 1
+    room = max(most // _product_of_serial(below), 1)
+    kept = max(count for count in range(1, room + 1) if extent % count == 0)
+    realize = path.realize
+    if kept > 1:
+        dtype = dtype_of(first.loop_var)
+        group, inside = (ir.Var(f"{first.loop_var.name}_{each}", dtype) for each in ("g", "i"))
+        number = {first.loop_var: group * kept + inside}
+        realize = s_tir.SBlockRealize(
+            [substitute(value, number) for value in realize.iter_values],
+            substitute(realize.predicate, number),
+            realize.block,
+        )
+        below = [rebuild_loop(first, first.body, loop_var=inside, extent=kept), *below]
+        first = rebuild_loop(first, first.body, loop_var=group, extent=extent // kept)
+    return first, BlockPath(tuple(below), (None,) * len(below), realize)
+
+
+def _product_of_serial(loops: Sequence[Any]) -> int:
+    return _product([step for step in loops if not is_thread_loop(step)])
 
 
 def _product(loops: Sequence[Any]) -> int:

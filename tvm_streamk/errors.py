@@ -2,10 +2,13 @@
 """One small class per requirement, so that a refusal can be caught by its reason.
 
 Every class is a :class:`StreamKError`, which is also TVM's own ``ScheduleError``. A message has
-three parts: which block, what was found there (quoted, with its values), and what to try.
+three parts: which block, what was found there (quoted, with its values), and what to try. Under it,
+a traceback shows the function with the block underlined, as TVM's own schedule errors do.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import tvm
 from tvm.s_tir import ScheduleError
@@ -24,6 +27,14 @@ class StreamKError(ScheduleError):
         where = f"block {block!r}: " if block else ""
         advice = f" Try: {hint}" if hint else ""
         super().__init__(f"stream_k: {where}{message}{advice}")
+
+    def underline(self, function: Any, block: Any) -> None:
+        """Show a function with one of its blocks underlined below the message, in tracebacks.
+
+        It is a note: the message itself stays one line.
+        """
+        text = function.script(obj_to_underline=[block])
+        self.add_note(f"\nThe block in its function:\n\n{text}")
 
 
 @tvm.error.register_error

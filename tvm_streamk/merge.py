@@ -67,6 +67,8 @@ class MergeSite:
         One int32 in shared memory and one per thread: the arrivals before this block's, and
         whether that were all other peers. (TVM cannot place barriers around a loop whose bound
         is in shared memory.)
+    sums
+        Registers to combine slots in, where the accumulator itself does not serve.
     """
 
     nest: TileNest
@@ -75,11 +77,12 @@ class MergeSite:
     arrivals: Buffer
     seen_arrivals: Buffer
     is_last: Buffer
+    sums: Buffer
 
     @property
     def partial_sums(self) -> PartialSums:
         """The traffic between the accumulator and the workspace."""
-        return PartialSums(self.nest, self.partition, self.workspace)
+        return PartialSums(self.nest, self.partition, self.workspace, self.sums)
 
     @property
     def epilogue(self) -> Statement:

@@ -10,6 +10,8 @@ from tvm import tirx
 from tvm_streamk.annotation import ARGUMENT
 from tvm_streamk.expressions import Buffer, Expression, static_value
 from tvm_streamk.merge import MergeSite
+from tvm_streamk.nest import CPU
+from tvm_streamk.partial_sums import summed_at_once
 from tvm_streamk.partition import Partition
 from tvm_streamk.tile_nest import TileNest
 
@@ -38,6 +40,12 @@ def merge_site(nest: TileNest, partition: Partition, counters: str) -> MergeSite
         else integers(ARRIVALS_NAME, partition.num_workers, "global"),
         seen_arrivals=integers("stream_k_seen_arrivals", 1, "shared"),
         is_last=integers("stream_k_is_last", 1, "local"),
+        sums=tirx.decl_buffer(
+            (summed_at_once(nest)[0].per_copy,),
+            nest.elements.slot_dtype,
+            name="stream_k_sums",
+            scope="global" if nest.grid == CPU else "local",
+        ),
     )
 
 

@@ -18,6 +18,11 @@ def index_dtype(nest: TileNest) -> str:
     return dtype_of(nest.num_tiles)
 
 
+def is_wide(dtype: str) -> bool:
+    """Whether an index type has 64 bits."""
+    return dtype == "int64"
+
+
 def partition_of(nest: TileNest, decision: RecordedDecision) -> Partition:
     """Who does what, over the nest's own (possibly symbolic) number of tiles."""
     workers: int | Expression = decision.num_workers

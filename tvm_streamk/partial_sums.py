@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import tirx
 
-from tvm_streamk.elements import ElementAccess, clone_with_new_names
+from tvm_streamk.elements import AccumulatorElements, ElementAccess, clone_with_new_names
 from tvm_streamk.expressions import (
     Buffer,
     Expression,
@@ -17,9 +17,13 @@ from tvm_streamk.expressions import (
     dtype_of,
     loop,
     point_region,
+    rebuild_loop,
+    sequence,
 )
 from tvm_streamk.partition import Partition
 from tvm_streamk.tile_nest import TileNest
+
+MOST_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -32,11 +36,14 @@ class PartialSums:
         What is computed and who computes it.
     workspace
         ``(slot, element, thread)``, of the elements' slot type.
+    sums
+        Registers of the same type, one per element of a thread.
     """
 
     nest: TileNest
     partition: Partition
     workspace: Buffer
+    sums: Buffer
 
     def publish(self, slot: Expression) -> list[Statement]:
         """Store the partial sum of a segment in its slot."""
@@ -73,8 +80,8 @@ class PartialSums:
         return self._nest("partial_sum", body, slot)
 
     def _gather(self, tile: Expression) -> list[Statement]:
-        if self._is_promoted:
-            return self._gather_in_first_slot(tile)
+        if self._is_promoted or self.nest.staging is not None:
+            return self._gather_in_registers(tile)
         peers = self.partition.num_peers(tile)
 
         def one_peer(peer: Any) -> Statement:
@@ -102,41 +109,65 @@ class PartialSums:
         own, other = point_region(accumulator, indices), point_region(workspace, position)
         return ElementAccess(statement, (own, other), (own,))
 
-    def _gather_in_first_slot(self, tile: Expression) -> list[Statement]:
-        """Add up in the first peer's slot, whose type is wider, and round once at the end."""
-        workspace, accumulator = self.workspace, self._accumulator
-        first = self.partition.peer_slot(tile, 0)
-        dtype = dtype_of(tile)
+    def _gather_in_registers(self, tile: Expression) -> list[Statement]:
+        """Combine in registers of the slots' type, and fill the accumulator or stage from them.
 
-        def one_peer(before: Any) -> Statement:
-            slot = self.partition.peer_slot(tile, before + 1)
+        In shared memory each step would need a barrier; in a 16-bit accumulator it would round.
+        """
+        elements, groups = summed_at_once(self.nest)
+        workspace, accumulator, sums = self.workspace, self._accumulator, self.sums
+        initial = _as_type(self.nest.reducer.initial, accumulator, sums)
 
-            def add(_indices: Any, position: Sequence[Expression]) -> ElementAccess:
-                target = [first, *position[1:]]
-                combined = self.nest.reducer.combine(
-                    workspace[tuple(target)], workspace[tuple(position)]
-                )
-                statement = tirx.BufferStore(workspace, combined, target)
-                own, other = point_region(workspace, target), point_region(workspace, position)
-                return ElementAccess(statement, (own, other), (own,))
+        def start(_indices: Any, register: Sequence[Expression]) -> ElementAccess:
+            statement = tirx.BufferStore(sums, initial, list(register))
+            return ElementAccess(statement, (), (point_region(sums, register),))
 
-            return self._nest("merge", add, slot)
+        def add(_indices: Any, position: Sequence[Expression]) -> ElementAccess:
+            *slot, register = position
+            combined = self.nest.reducer.combine(sums[register], workspace[tuple(slot)])
+            statement = tirx.BufferStore(sums, combined, [register])
+            own, other = point_region(sums, [register]), point_region(workspace, slot)
+            return ElementAccess(statement, (own, other), (own,))
 
-        def round_once(indices: Sequence[Expression], position: Any) -> ElementAccess:
-            value = _as_type(workspace[tuple(position)], workspace, accumulator)
+        def finish(indices: Sequence[Expression], register: Sequence[Expression]) -> ElementAccess:
+            value = _as_type(sums[tuple(register)], sums, accumulator)
             statement = tirx.BufferStore(accumulator, value, list(indices))
-            read, write = point_region(workspace, position), point_region(accumulator, indices)
+            read, write = point_region(sums, register), point_region(accumulator, indices)
             return ElementAccess(statement, (read,), (write,))
 
-        others = self.partition.num_peers(tile) - 1
-        return [
-            loop("peer", others, one_peer, dtype=dtype),
-            self._nest("merge_round", round_once, first),
-        ]
+        def nest(name: str, body: Any, slot: tuple[Any, Any] | None = None) -> Statement:
+            return elements.nest(f"{self.nest.block}_{name}", body, slot, register=True)
+
+        def one_peer(peer: Any) -> Statement:
+            slot = self.partition.peer_slot(tile, peer)
+            return nest("merge", add, (self.partition.num_slots, slot))
+
+        peers = self.partition.num_peers(tile)
+        statement = sequence(
+            [
+                nest("merge_init", start),
+                loop("peer", peers, one_peer, dtype=dtype_of(tile)),
+                nest("merged_sum", finish),
+            ]
+        )
+        for step in reversed(groups):
+            statement = rebuild_loop(step, statement, annotations={})
+        return [statement]
 
     def _nest(self, name: str, body: Any, slot: Expression | None) -> Statement:
         place = None if slot is None else (self.partition.num_slots, slot)
         return self.nest.elements.nest(f"{self.nest.block}_{name}", body, place)
+
+
+def summed_at_once(nest: TileNest) -> tuple[AccumulatorElements, tuple[Any, ...]]:
+    """The elements that a thread sums at a time in registers, and the loops over such groups.
+
+    Those of a stage in small groups: enough loads at a time, and few registers. Those of an
+    accumulator in registers all at once, since registers cannot be indexed by a loop.
+    """
+    if nest.staging is None:
+        return nest.elements, ()
+    return nest.elements.in_groups(MOST_AT_ONCE)
 
 
 def _as_type(value: Expression, source: Buffer, target: Buffer) -> Expression:

@@ -35,7 +35,7 @@ The slices follow the "Stream-K" paper (Osama et al., PPoPP 2023, section 4), th
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tvm_streamk.integers import PYTHON_INTEGERS, Integer, Operators
@@ -229,22 +229,40 @@ class Partition:
         """Panels per worker, rounded up, where the number of tiles is symbolic; at least 1."""
         if self.known is not None:
             return self.known.quota
-        rounded_up = (self.streamed_panels + self.num_workers - 1) // self.num_workers
+        return self._rounded_up_quota(self.streamed_panels)
+
+    def _rounded_up_quota(self, streamed_panels: Integer) -> Integer:
+        rounded_up = (streamed_panels + self.num_workers - 1) // self.num_workers
         return self.operators.maximum(rounded_up, 1)
 
-    def slice_values(self, worker: Integer) -> SliceValues | None:
-        """A worker's values, if computing them once pays: None where the formulas are short."""
+    def slice_values(
+        self, worker: Integer, keep: Callable[[str, Integer], Integer]
+    ) -> SliceValues | None:
+        """A worker's values, if computing them once pays: None where the formulas are short.
+
+        ``keep`` gets the name and the formula of one value after the other, and returns what
+        stands for it in the formulas of the next ones.
+        """
         if not self._is_symbolic or self.decomposition not in (STREAM_K, TWO_TILE):
             return None
-        begin, end = self.slice_bounds(worker)
+        streamed_tiles = keep("streamed_tiles", self.streamed_tiles)
+        streamed_panels = streamed_tiles * self.panels
+        quota = keep("quota", self._rounded_up_quota(streamed_panels))
+        begin = keep("begin", self.operators.minimum(worker * quota, streamed_panels))
+        end = keep("end", self.operators.minimum(begin + quota, streamed_panels))
+        first_tile = keep("first_tile", begin // self.panels)
+        whole_segments: Integer = 0
+        if self._has_whole_tiles:
+            whole_segments = (self.num_tiles - streamed_tiles) // self.num_workers
         return SliceValues(
-            begin,
-            end,
-            begin // self.panels,
-            self.num_streamed_segments(worker),
-            self.num_whole_segments(worker),
-            self.streamed_tiles,
-            self._quota,
+            begin=begin,
+            end=end,
+            first_tile=first_tile,
+            # An empty slice begins and ends at the end of the last tile, which gives 0 here too.
+            streamed_segments=keep("streamed_segments", (end - 1) // self.panels - first_tile + 1),
+            whole_segments=keep("whole_segments", whole_segments),
+            streamed_tiles=streamed_tiles,
+            quota=quota,
         )
 
     @functools.cached_property

@@ -26,7 +26,7 @@ from tvm_streamk.annotation import (
     decode,
 )
 from tvm_streamk.decide import check_recorded
-from tvm_streamk.errors import InvalidAnnotation, StreamKError
+from tvm_streamk.errors import InvalidAnnotation, MergeNotSupported, StreamKError
 from tvm_streamk.expressions import Statement, collect, rebuild_block, static_value
 from tvm_streamk.intrinsics import ProvideIntrinsics
 from tvm_streamk.nest import root_block
@@ -34,6 +34,8 @@ from tvm_streamk.partition import DATA_PARALLEL
 from tvm_streamk.rewrite import rewrite
 
 PIPELINE_NAME = "s_tir"
+GPU_TARGETS = ("cuda", "rocm", "opencl", "metal")
+"""Targets whose kernels for GPU grids are known to be right, or at least to compile."""
 
 
 def recorded_decision(function: Any) -> RecordedDecision | Choice | None:
@@ -123,15 +125,36 @@ def RepairZeroTripBarriers(module: Any, _context: Any) -> Any:
     pipelines make such loops whenever the trip count is not constant. Stream-K makes trip counts
     that are not constant, so a barrier goes after every such loop. Loops of our own functions only
     are touched; their bounds are the same for all threads of a block.
+
+    Raises
+    ------
+    MergeNotSupported
+        A kernel of ours is for a target whose kernels nobody has looked at.
     """
-    changed = {
-        variable: function.with_body(_with_barriers(_without_marks(function.body)))
+    ours = {
+        variable: function
         for variable, function in module.functions.items()
         if isinstance(function, tirx.PrimFunc) and _is_ours(function)
     }
-    if not changed:
+    if not ours:
         return module
+    for function in ours.values():
+        _require_known_target(function)
+    changed = {
+        variable: function.with_body(_with_barriers(_without_marks(function.body)))
+        for variable, function in ours.items()
+    }
     return tvm.IRModule({**dict(module.functions.items()), **changed}, attrs=module.attrs)
+
+
+def _require_known_target(function: Any) -> None:
+    target = function.attrs.get("target")
+    kind = None if target is None else str(target.kind.name)
+    if kind not in (None, *GPU_TARGETS):
+        raise MergeNotSupported(
+            f"target {kind!r} has no Stream-K kernels; these have: {', '.join(GPU_TARGETS)}.",
+            hint="compile the data-parallel nest for it.",
+        )
 
 
 def _is_ours(function: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm import s_tir
 
-from tvm_streamk.analysis import analyze_function, block_name, only_function
+from tvm_streamk.analysis import analyze_function, block_name, only_function, underlining
 from tvm_streamk.annotation import ANNOTATION_KEY, COUNTERS, MERGES
 from tvm_streamk.decide import AUTO, Request, decide
 from tvm_streamk.device_file import DeviceFileUnusable
@@ -133,13 +133,15 @@ def stream_k(
     if not isinstance(lower, bool):
         raise InvalidArgument(f"lower must be True or False, got {lower!r}.")
     name = block_name(schedule, block)
-    nest = analyze_function(only_function(schedule.mod), name)
-    plan = decide(nest, request)
-    if plan.decision.decomposition == DATA_PARALLEL:
-        return plan
-    function = rewrite(nest, plan.decision) if lower else None
-    if function is not None and len(function.params) != len(nest.function.params):
-        raise _parameter_missing(nest.block, plan)
+    before = only_function(schedule.mod)
+    with underlining(before):
+        nest = analyze_function(before, name)
+        plan = decide(nest, request)
+        if plan.decision.decomposition == DATA_PARALLEL:
+            return plan
+        function = rewrite(nest, plan.decision) if lower else None
+        if function is not None and len(function.params) != len(nest.function.params):
+            raise _parameter_missing(nest.block, plan)
     schedule.annotate(schedule.get_sblock("root"), ANNOTATION_KEY, plan.decision.encode())
     if function is not None:
         _install(schedule, function)

@@ -210,7 +210,7 @@ class _Offsets:
         offsets, first, last = [], [], []
         for dimension, index in enumerate(indices):
             over_loops = substitute(index, environment)
-            at_zero = substitute(over_loops, zero)
+            at_zero = self.analyzer.simplify(substitute(over_loops, zero))
             length = 1 if lengths is None else lengths[dimension]
             offsets.append(self.analyzer.simplify(over_loops - at_zero))
             first.append(at_zero)

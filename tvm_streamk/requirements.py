@@ -31,14 +31,16 @@ from tvm_streamk.expressions import (
     collect,
     contains,
     is_grid_loop,
+    simplified,
     substitute,
     tvm_symbolic,
     uses_any,
 )
+from tvm_streamk.lane_fragments import LANE_SCOPES
 from tvm_streamk.nest import CPU, BlockPath, block_paths, reduction_iterators, root_block
 from tvm_streamk.tile_nest import TileNest
 
-PRIVATE_SCOPES = ("local",)
+PRIVATE_SCOPES = ("local", *LANE_SCOPES)
 
 
 def objections(nest: TileNest) -> list[StreamKError]:
@@ -84,10 +86,10 @@ def _check_init_elements(nest: TileNest) -> StreamKError | None:
     if all(analyzer.can_prove_equal(*pair) for pair in zip(started, added, strict=True)):
         return None
     return ReducerNotSupported(
-        f"its init starts `{_element(nest, nest.elements.indices)}`, but its update adds to "
-        f"`{_element(nest, update.block.body.indices)}`, which are not the same elements.",
+        f"its init starts `{_shown(nest, started)}`, but its update adds to "
+        f"`{_shown(nest, added)}`.",
         block=nest.block,
-        hint="write init and update with the same indices.",
+        hint="let the init start the elements that the update adds to.",
     )
 
 
@@ -102,8 +104,15 @@ def _corners(path: BlockPath, indices: Sequence[Expression], outer: list[Any]) -
     return [substitute(index, corner) for corner in (first, last) for index in bound]
 
 
-def _element(nest: TileNest, indices: Sequence[Expression]) -> str:
-    return f"{nest.accumulator.name}[{', '.join(str(index) for index in indices)}]"
+def _shown(nest: TileNest, corners: Sequence[Expression]) -> str:
+    """The part of the accumulator between two corners, ends included."""
+    count = len(corners) // 2
+    simple = [simplified(index) for index in corners]
+    pairs = zip(simple[:count], simple[count:], strict=True)
+    axes = [
+        str(first) if str(first) == str(last) else f"{first} to {last}" for first, last in pairs
+    ]
+    return f"{nest.accumulator.name}[{', '.join(axes)}]"
 
 
 def _check_loops_inside(nest: TileNest) -> StreamKError | None:

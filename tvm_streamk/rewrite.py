@@ -23,7 +23,7 @@ Nothing here can fail for a user's reasons: the analysis has judged the nest, th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import tvm_ffi
@@ -60,10 +60,11 @@ from tvm_streamk.merge import CutTileNest, Merge, MergeSite, SegmentVariables
 from tvm_streamk.merge_buffers import merge_site, with_parameter
 from tvm_streamk.merges import merge_named
 from tvm_streamk.nest import CPU, GPU, root_block
-from tvm_streamk.nest_partition import index_dtype, needs_merge, partition_of
+from tvm_streamk.nest_partition import index_dtype, is_wide, needs_merge, partition_of
 from tvm_streamk.normalize import with_ordinary_iterators
 from tvm_streamk.partition import SPLIT_K, Partition, Segment
-from tvm_streamk.slice_buffer import registers_in, slice_buffer, tile_register
+from tvm_streamk.slice_buffer import in_registers, registers_in, slice_buffer
+from tvm_streamk.software_pipelines import pipeline_of_unknown_length
 from tvm_streamk.tile_nest import TileNest
 
 
@@ -156,7 +157,7 @@ class _Builder:
         used = buffers_accessed(body)
         allocated = root_block(self.nest.function).alloc_buffers
         private = [buffer for buffer in allocated if self._is_private(buffer)]
-        private += [self.site.seen_arrivals, self.site.is_last]
+        private += [self.site.seen_arrivals, self.site.is_last, self.site.sums]
         return [buffer for buffer in private if contains(used, buffer)]
 
     # -- the main nest -----------------------------------------------------------------------------
@@ -197,11 +198,35 @@ class _Builder:
 
     def _segment_block(self, worker: Expression, index: Expression) -> Statement:
         segment = self.partition.segment(worker, index)
-        if not self.partition.mixes_tiles:
+        kept = {name: getattr(segment, name) for name in self._names_in_registers}
+        if not kept:
             return self._block_of_segment(worker, segment)
-        register = tile_register(self.nest, segment.tile, self.dtype)
-        chosen = replace(segment, tile=register.value)
-        return sequence([register.fill, self._block_of_segment(worker, chosen)])
+        registers = in_registers(self.nest, kept, self.dtype)
+        known = replace(segment, **registers.values)
+        return sequence([registers.fill, self._block_of_segment(worker, known)])
+
+    @property
+    def _names_in_registers(self) -> tuple[str, ...]:
+        """What of a segment is computed once, and not in every index that uses it.
+
+        The bounds of the panels only where it must be on a GPU: a pipeline of copies needs to see
+        its trip count. The tile's number also between fragments, which leave few registers.
+        """
+        if self._computes_once:
+            return tuple(field.name for field in fields(Segment))
+        is_tight = self.nest.staging is not None and self.decision.decomposition != SPLIT_K
+        return ("tile",) if self.partition.mixes_tiles or is_tight else ()
+
+    @property
+    def _computes_once(self) -> bool:
+        is_symbolic_on_cpu = self.partition.known is not None and self.nest.grid == CPU
+        return is_symbolic_on_cpu or self._indices_are_narrower
+
+    @property
+    def _indices_are_narrower(self) -> bool:
+        """Whether panels are counted in 64 bits in a nest whose own indices have 32."""
+        loops = (*self.nest.parts.tile_loops, self.nest.parts.panel_loop)
+        return any(dtype_of(step.loop_var) != self.dtype for step in loops) and is_wide(self.dtype)
 
     def _block_of_segment(self, worker: Expression, segment: Segment) -> Statement:
         bounds = {
@@ -246,6 +271,7 @@ class _Builder:
                 loop_var=panel,
                 min=tirx.const(0, dtype),
                 extent=constant(extent, dtype),
+                annotations=step.annotations if count else pipeline_of_unknown_length(step),
             )
 
         return tvm_ffi.structural_map(statement, (tirx.For, shortened), order="post")
@@ -286,11 +312,15 @@ class _Builder:
         once = block_iterator("v_is_cut", 2, tirx.IterVar.Opaque, self.dtype)
         statements = sequence(specification.statements(tile.var))
         body = once_if(once.var > 0, self._at_tile(statements, tile.var))
-        values = [
-            constant(cut // self.nest.panels, self.dtype),
-            _as_integer(tirx.all(is_first, inside), self.dtype),
-        ]
-        return self._block(f"{specification.name}{STREAMED_SUFFIX}", [tile, once], values, body)
+        is_cut = _as_integer(tirx.all(is_first, inside), self.dtype)
+        values = {"tile": constant(cut // self.nest.panels, self.dtype), "is_cut": is_cut}
+        before = []
+        if self._computes_once:
+            registers = in_registers(self.nest, values, self.dtype)
+            before, values = [registers.fill], registers.values
+        name = f"{specification.name}{STREAMED_SUFFIX}"
+        block = self._block(name, [tile, once], list(values.values()), body)
+        return sequence([*before, block])
 
     def _with_fresh_definitions(self, nest: Statement) -> Statement:
         """Loop variables of thread loops and buffers must not be defined by two nests."""

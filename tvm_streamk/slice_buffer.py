@@ -8,10 +8,11 @@ that for seconds. So a worker first stores them to a few registers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tvm import tirx
+from tvm import ir, tirx
 
 from tvm_streamk.expressions import (
     Buffer,
@@ -51,39 +52,64 @@ def slice_buffer(
     partition: Partition, nest: TileNest, name: str, worker: Expression, dtype: str
 ) -> SliceBuffer | None:
     """Registers for a worker's values, or None where the formulas are short anyway."""
-    values = partition.slice_values(worker)
-    if values is None:
+    names = [field.name for field in fields(SliceValues)]
+    buffer = _registers(f"stream_k_{name}_slices", len(names), nest, dtype)
+    stores: list[Statement] = []
+
+    def keep(field: str, value: Expression) -> Expression:
+        position = names.index(field)
+        stores.append(tirx.BufferStore(buffer, constant(value, dtype), [position]))
+        return buffer[position]
+
+    if partition.slice_values(worker, keep) is None:
         return None
-    expressions = [getattr(values, field.name) for field in fields(values)]
-    buffer = _registers(f"stream_k_{name}_slices", len(expressions), nest, dtype)
-    stores = [
-        tirx.BufferStore(buffer, constant(value, dtype), [position])
-        for position, value in enumerate(expressions)
-    ]
     block_name = f"{nest.block}_{name}_slices"
     fill = opaque_block(block_name, sequence(stores), (), (full_region(buffer),))
-    known = SliceValues(*(buffer[position] for position in range(len(expressions))))
-    return SliceBuffer(buffer, fill, replace(partition, known=known))
+    reads, known = _read_once(buffer, names, dtype)
+    after = replace(partition, known=SliceValues(**known))
+    return SliceBuffer(buffer, sequence([fill, *reads]), after)
+
+
+def _read_once(
+    buffer: Buffer, names: Sequence[str], dtype: str
+) -> tuple[list[Statement], dict[str, Expression]]:
+    """Variables for what is in registers, and the statements that bind them.
+
+    A variable is one step for TVM's arithmetic. A register in an index is a load, whose equality
+    it proves anew each time, and a kernel takes several times as long to compile.
+    """
+    variables = {name: ir.Var(name, dtype) for name in names}
+    reads = [
+        tirx.Bind(variable, buffer[position])
+        for position, variable in enumerate(variables.values())
+    ]
+    return reads, variables
 
 
 @dataclass(frozen=True)
-class TileRegister:
-    """A tile's number in a register: the statement that fills it, and its value."""
+class Registers:
+    """Integers in registers: the statement that fills them, and their values."""
 
     fill: Statement
-    value: Expression
+    values: dict[str, Expression]
 
 
-def tile_register(nest: TileNest, tile: Expression, dtype: str) -> TileRegister:
-    """A register for the number of a tile that is chosen by cases, streamed or whole.
+def in_registers(nest: TileNest, values: Mapping[str, Expression], dtype: str) -> Registers:
+    """Registers for a tile's number, and for what else TVM's arithmetic must not see through.
 
-    TVM's arithmetic follows both cases in every index, for seconds per kernel. The bounds of the
-    panel loop have no cases and stay inline: asynchronous copies need them to.
+    It follows both cases of a tile that is streamed or whole in every index, for seconds per
+    kernel. And where a 64-bit number becomes an index of 32 bits, it moves the conversion inwards,
+    to products that have no 32 bits. The bounds of the panel loop stay inline where they can:
+    asynchronous copies need them to.
     """
-    buffer = _registers("stream_k_tile", 1, nest, dtype)
-    store = tirx.BufferStore(buffer, constant(tile, dtype), [0])
-    fill = opaque_block(f"{nest.block}_tile", store, (), (full_region(buffer),))
-    return TileRegister(fill, buffer[0])
+    buffer = _registers("stream_k_tile", len(values), nest, dtype)
+    stores = [
+        tirx.BufferStore(buffer, constant(value, dtype), [position])
+        for position, value in enumerate(values.values())
+    ]
+    fill = opaque_block(f"{nest.block}_tile", sequence(stores), (), (full_region(buffer),))
+    reads, known = _read_once(buffer, list(values), dtype)
+    return Registers(sequence([fill, *reads]), known)
 
 
 def _registers(name: str, count: int, nest: TileNest, dtype: str) -> Buffer:

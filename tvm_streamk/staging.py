@@ -36,7 +36,7 @@ from tvm_streamk.nest import BlockPath, NestParts, block_paths
 from tvm_streamk.reducer import Reducer, sum_reducer
 
 FRAGMENT_SCOPES = ("wmma.accumulator", "m16n8k8.matrixC", "warp")
-MULTIPLY_ACCUMULATE = ("tirx.tvm_mma_sync", "tirx.ptx_mma")
+MULTIPLY_ACCUMULATE = ("tirx.tvm_mma_sync", "tirx.ptx_mma", "tirx.ptx_legacy.mma")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,10 @@ def explain(
         tuple[int, int, int], typer.Option(help="Rows, columns and panel depth of the tile.")
     ] = DEFAULT_TILE,
     device: Annotated[
-        str | None, typer.Option(help="A known device, such as H200, or a TVM target tag.")
+        str | None,
+        typer.Option(
+            help="A known device, such as H200, a TVM target tag, or a calibrated .json file."
+        ),
     ] = None,
     num_sms: Annotated[
         int | None, typer.Option(help="Processors, instead of the device's own number.")
