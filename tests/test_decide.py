@@ -91,19 +91,27 @@ def test_with_workers_given_nothing_is_predicted() -> None:
 def test_a_symbolic_number_of_tiles_is_decided_by_rule(grid: str, word: str) -> None:
     workload = symbolic_gemm(33, 40, 64)
     schedule = cpu_nest(workload) if grid == LLVM else schedules.hand_gpu(workload)
-    plan = schedule.stream_k("C", num_sms=2)
+    plan = schedule.stream_k("C", num_sms=3)
     assert plan.decision.decomposition == word
-    assert (plan.num_workers, plan.predicted_gain) == (2, None)
+    assert (plan.num_workers, plan.predicted_gain) == (3, None)
     assert "number of tiles is symbolic" in plan.notes[0]
     check_numerics(schedule.mod, workload, grid)
 
 
-def test_one_processor_shares_no_symbolic_tiles() -> None:
-    schedule = cpu_nest(symbolic_gemm(33, 40, 64))
+@pytest.mark.parametrize(
+    ("columns", "processors", "reason"),
+    [
+        (40, 1, "one processor has nothing to share"),
+        (96, 3, "always a multiple of 3 processors"),
+    ],
+)
+def test_symbolic_tiles_that_can_gain_nothing(columns: int, processors: int, reason: str) -> None:
+    """96 columns are three tiles."""
+    schedule = cpu_nest(symbolic_gemm(33, columns, 64))
     before = schedule.mod.script()
-    plan = schedule.stream_k("C", num_sms=1)
+    plan = schedule.stream_k("C", num_sms=processors)
     assert plan.decision.decomposition == "data_parallel"
-    assert "one processor has nothing to share" in plan.notes[0]
+    assert reason in plan.notes[0]
     assert schedule.mod.script() == before
 
 
@@ -172,7 +180,7 @@ def test_what_is_asked_for_by_name_is_refused_above_the_limit() -> None:
 def test_a_symbolic_number_of_tiles_keeps_to_the_limit_too() -> None:
     nest = cpu_nest(symbolic_gemm(33, 40, 64))
     before = state_of(nest)
-    plan = nest.stream_k("C", num_sms=2, workspace_limit_bytes=100)
+    plan = nest.stream_k("C", num_sms=3, workspace_limit_bytes=100)
     assert plan.decision.decomposition == "data_parallel"
     assert "more than the limit of 100: the nest stays" in plan.notes[0]
     assert state_of(nest) == before

@@ -26,7 +26,7 @@ from tvm_streamk.errors import (
     WorkersUnknown,
     WorkspaceTooSmall,
 )
-from tvm_streamk.expressions import buffers_accessed, contains, static_value
+from tvm_streamk.expressions import buffers_accessed, contains, static_value, tvm_symbolic
 from tvm_streamk.merge_buffers import arrivals_parameter
 from tvm_streamk.merges import merge_named
 from tvm_streamk.nest import CPU
@@ -205,6 +205,12 @@ def _by_rule(nest: TileNest, request: Request, processors: int, notes: list[str]
     """
     if processors == 1:
         notes.append("the number of tiles is symbolic, and one processor has nothing to share")
+        return replace(request, decomposition=DATA_PARALLEL)
+    if tvm_symbolic().can_prove_equal(nest.num_tiles % processors, 0):
+        notes.append(
+            f"the number of tiles is symbolic, and always a multiple of {processors} processors: "
+            "tiles fill whole waves"
+        )
         return replace(request, decomposition=DATA_PARALLEL)
     word = STREAM_K if nest.grid == CPU else TWO_TILE
     per_worker = Partition(processors, nest.panels, processors, word).slots_per_worker

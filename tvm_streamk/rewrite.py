@@ -63,7 +63,7 @@ from tvm_streamk.nest import CPU, GPU, root_block
 from tvm_streamk.nest_partition import index_dtype, is_wide, needs_merge, partition_of
 from tvm_streamk.normalize import with_ordinary_iterators
 from tvm_streamk.partition import SPLIT_K, Partition, Segment
-from tvm_streamk.slice_buffer import in_registers, registers_in, slice_buffer
+from tvm_streamk.slice_buffer import Registers, in_registers, registers_in, slice_buffer
 from tvm_streamk.software_pipelines import pipeline_of_unknown_length
 from tvm_streamk.tile_nest import TileNest
 
@@ -201,21 +201,30 @@ class _Builder:
         kept = {name: getattr(segment, name) for name in self._names_in_registers}
         if not kept:
             return self._block_of_segment(worker, segment)
-        registers = in_registers(self.nest, kept, self.dtype)
+        registers = self._registers(kept)
         known = replace(segment, **registers.values)
         return sequence([registers.fill, self._block_of_segment(worker, known)])
+
+    def _registers(self, values: Mapping[str, Expression]) -> Registers:
+        tiles, panels = self.nest.num_tiles, self.nest.panels
+        last_tile = max(tiles - 1, 0) if isinstance(tiles, int) else None
+        limits = {"tile": (0, last_tile), "k_begin": (0, panels - 1)}
+        known = {name: limit for name, limit in limits.items() if name in values}
+        return in_registers(self.nest, values, self.dtype, known)
 
     @property
     def _names_in_registers(self) -> tuple[str, ...]:
         """What of a segment is computed once, and not in every index that uses it.
 
         The bounds of the panels only where it must be on a GPU: a pipeline of copies needs to see
-        its trip count. The tile's number also between fragments, which leave few registers.
+        its trip count. The tile's number between fragments, which leave few registers, and on a
+        CPU, where the limits of it are worth more than its formula.
         """
         if self._computes_once:
             return tuple(field.name for field in fields(Segment))
-        is_tight = self.nest.staging is not None and self.decision.decomposition != SPLIT_K
-        return ("tile",) if self.partition.mixes_tiles or is_tight else ()
+        pays = self.nest.grid == CPU or self.nest.staging is not None
+        is_fixed = self.decision.decomposition == SPLIT_K
+        return ("tile",) if self.partition.mixes_tiles or (pays and not is_fixed) else ()
 
     @property
     def _computes_once(self) -> bool:
@@ -316,7 +325,7 @@ class _Builder:
         values = {"tile": constant(cut // self.nest.panels, self.dtype), "is_cut": is_cut}
         before = []
         if self._computes_once:
-            registers = in_registers(self.nest, values, self.dtype)
+            registers = self._registers(values)
             before, values = [registers.fill], registers.values
         name = f"{specification.name}{STREAMED_SUFFIX}"
         block = self._block(name, [tile, once], list(values.values()), body)

@@ -20,6 +20,7 @@ from tvm_streamk.expressions import (
     Statement,
     buffers_stored,
     constant,
+    dtype_of,
     full_region,
     opaque_block,
     sequence,
@@ -27,6 +28,11 @@ from tvm_streamk.expressions import (
 from tvm_streamk.nest import CPU
 from tvm_streamk.partition import Partition, SliceValues
 from tvm_streamk.tile_nest import TileNest
+
+Limits = Mapping[str, tuple[int, int | None]]
+"""The least and the greatest that a named value can be; None where the latter is not known."""
+
+LIMITS: Limits = {"first_tile": (0, None), "quota": (1, None)}
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ def slice_buffer(
     block_name = f"{nest.block}_{name}_slices"
     fill = opaque_block(block_name, sequence(stores), (), (full_region(buffer),))
     reads, known = _read_once(buffer, names, dtype)
-    after = replace(partition, known=SliceValues(**known))
+    after = replace(partition, known=SliceValues(**_within(known, LIMITS)))
     return SliceBuffer(buffer, sequence([fill, *reads]), after)
 
 
@@ -86,6 +92,22 @@ def _read_once(
     return reads, variables
 
 
+def _within(values: Mapping[str, Expression], limits: Limits) -> dict[str, Expression]:
+    """Values with what is known of them said in their expressions.
+
+    TVM and LLVM know the limits of a loop's variable, and of a register nothing. An index that may
+    be negative is divided with a correction, and one without an upper limit in 64 bits and not in
+    vectors: a copy that gathers takes twice the time.
+    """
+    result = dict(values)
+    for name, (least, most) in limits.items():
+        dtype = dtype_of(values[name])
+        result[name] = tirx.max(result[name], tirx.const(least, dtype))
+        if most is not None:
+            result[name] = tirx.min(result[name], tirx.const(most, dtype))
+    return result
+
+
 @dataclass(frozen=True)
 class Registers:
     """Integers in registers: the statement that fills them, and their values."""
@@ -94,13 +116,15 @@ class Registers:
     values: dict[str, Expression]
 
 
-def in_registers(nest: TileNest, values: Mapping[str, Expression], dtype: str) -> Registers:
+def in_registers(
+    nest: TileNest, values: Mapping[str, Expression], dtype: str, limits: Limits
+) -> Registers:
     """Registers for a tile's number, and for what else TVM's arithmetic must not see through.
 
     It follows both cases of a tile that is streamed or whole in every index, for seconds per
     kernel. And where a 64-bit number becomes an index of 32 bits, it moves the conversion inwards,
     to products that have no 32 bits. The bounds of the panel loop stay inline where they can:
-    asynchronous copies need them to.
+    asynchronous copies need them to. ``limits`` are those of values that get into indices.
     """
     buffer = _registers("stream_k_tile", len(values), nest, dtype)
     stores = [
@@ -109,7 +133,7 @@ def in_registers(nest: TileNest, values: Mapping[str, Expression], dtype: str) -
     ]
     fill = opaque_block(f"{nest.block}_tile", sequence(stores), (), (full_region(buffer),))
     reads, known = _read_once(buffer, list(values), dtype)
-    return Registers(sequence([fill, *reads]), known)
+    return Registers(sequence([fill, *reads]), _within(known, limits))
 
 
 def _registers(name: str, count: int, nest: TileNest, dtype: str) -> Buffer:
