@@ -338,9 +338,15 @@ class Partition:
             return 0
         if self.known is not None:
             return self.known.whole_segments
-        if self.decomposition == TWO_TILE:
+        if self.decomposition == TWO_TILE or self._has_full_waves:
             return self.whole_tiles // self.num_workers
         return (self.whole_tiles - worker + self.num_workers - 1) // self.num_workers
+
+    @property
+    def _has_full_waves(self) -> bool:
+        """Whether all workers are known to do the same number of whole tiles."""
+        counts = (self.whole_tiles, self.num_workers)
+        return all(isinstance(each, int) for each in counts) and counts[0] % counts[1] == 0
 
     def num_segments(self, worker: Integer) -> Integer:
         """How many segments a worker does, streamed ones first."""
