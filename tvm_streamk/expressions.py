@@ -99,6 +99,12 @@ def collect(node: Any, kind: Any, *, into_blocks: bool = True) -> list[Any]:
     return found
 
 
+def divides_indices(node: Any) -> bool:
+    """Whether an element that is read is found by divisions, as where an image is gathered."""
+    indices = [index for load in collect(node, ir.TensorLoad) for index in load.indices]
+    return any(collect(indices, kind) for kind in (tirx.FloorDiv, tirx.FloorMod))
+
+
 def uses_any(node: Any, variables: Iterable[Any]) -> bool:
     """Whether any of the variables occurs in ``node``."""
     wanted = list(variables)

@@ -46,6 +46,7 @@ from tvm_streamk.expressions import (
     collect,
     constant,
     contains,
+    divides_indices,
     dtype_of,
     full_region,
     loop,
@@ -65,6 +66,7 @@ from tvm_streamk.normalize import with_ordinary_iterators
 from tvm_streamk.partition import SPLIT_K, Partition, Segment
 from tvm_streamk.slice_buffer import Registers, in_registers, registers_in, slice_buffer
 from tvm_streamk.software_pipelines import pipeline_of_unknown_length
+from tvm_streamk.tile_loops import at_tile, grid_loop, thread_iterators
 from tvm_streamk.tile_nest import TileNest
 
 
@@ -168,7 +170,7 @@ class _Builder:
                 "main", worker, lambda builder: builder._segments(worker)
             )
 
-        return self._grid(self.partition.num_workers, "worker", of_worker)
+        return grid_loop(self.nest, self.dtype, self.partition.num_workers, "worker", of_worker)
 
     def _with_known_slices(
         self, name: str, worker: Expression, build: Callable[[_Builder], Statement]
@@ -218,11 +220,12 @@ class _Builder:
 
         The bounds of the panels only where it must be on a GPU: a pipeline of copies needs to see
         its trip count. The tile's number between fragments, which leave few registers, and on a
-        CPU, where the limits of it are worth more than its formula.
+        CPU where indices are divided: there its limits are worth more than its formula.
         """
         if self._computes_once:
             return tuple(field.name for field in fields(Segment))
-        pays = self.nest.grid == CPU or self.nest.staging is not None
+        gathers = self.nest.grid == CPU and divides_indices(self.nest.parts.panel_statement)
+        pays = gathers or self.nest.staging is not None
         is_fixed = self.decision.decomposition == SPLIT_K
         return ("tile",) if self.partition.mixes_tiles or (pays and not is_fixed) else ()
 
@@ -255,7 +258,7 @@ class _Builder:
             statements.append(self.site.epilogue)
         else:
             statements += self.merge.finish_segment(self.site, variables)
-        body = self._at_tile(sequence(statements), variables.tile)
+        body = at_tile(self.nest, self.dtype, sequence(statements), variables.tile)
         name = f"{self.nest.block}{STREAMED_SUFFIX}"
         return self._block(name, list(iterators.values()), values, body)
 
@@ -308,7 +311,9 @@ class _Builder:
 
                 return self._with_known_slices(f"boundary_{position}", boundary, build)
 
-            grid = self._grid(self.partition.num_workers - 1, "boundary", of_boundary)
+            grid = grid_loop(
+                self.nest, self.dtype, self.partition.num_workers - 1, "boundary", of_boundary
+            )
             return self._with_fresh_definitions(grid)
 
         return [nest(position) for position in range(len(specifications(self.site)))]
@@ -320,7 +325,7 @@ class _Builder:
         tile = block_iterator("v_tile", self.nest.num_tiles, tirx.IterVar.Opaque, self.dtype)
         once = block_iterator("v_is_cut", 2, tirx.IterVar.Opaque, self.dtype)
         statements = sequence(specification.statements(tile.var))
-        body = once_if(once.var > 0, self._at_tile(statements, tile.var))
+        body = once_if(once.var > 0, at_tile(self.nest, self.dtype, statements, tile.var))
         is_cut = _as_integer(tirx.all(is_first, inside), self.dtype)
         values = {"tile": constant(cut // self.nest.panels, self.dtype), "is_cut": is_cut}
         before = []
@@ -346,52 +351,11 @@ class _Builder:
 
     # -- shared pieces -----------------------------------------------------------------------------
 
-    def _grid(self, extent: Expression, name: str, body: Callable[[Any], Statement]) -> Statement:
-        def inside(variable: Any) -> Statement:
-            statement = body(variable)
-            for step in reversed(self.nest.parts.thread_loops):
-                statement = rebuild_loop(step, statement)
-            return statement
-
-        if self.nest.grid == GPU:
-            return loop(name, extent, inside, thread="blockIdx.x", dtype=self.dtype)
-        return loop(
-            name,
-            extent,
-            inside,
-            kind=tirx.ForKind.PARALLEL,
-            annotations=self._parallel_annotations(),
-            dtype=self.dtype,
-        )
-
-    def _parallel_annotations(self) -> Mapping[str, Any]:
-        """Pragmas of the parallel tile loop (unrolling, say) go to the worker loop."""
-        return {
-            key: value
-            for step in self.nest.parts.tile_loops
-            for key, value in step.annotations.items()
-            if str(key).startswith("pragma_")
-        }
-
-    def _at_tile(self, body: Statement, tile: Expression) -> Statement:
-        """Replace the tile loops' variables by the coordinates of ``tile``, last loop fastest."""
-        coordinates: dict[Any, Expression] = {}
-        rest = tile
-        loops = self.nest.parts.tile_loops
-        for position, step in enumerate(reversed(loops)):
-            extent = constant(step.extent, self.dtype)
-            is_first_loop = position == len(loops) - 1
-            coordinate = rest if is_first_loop else rest % extent
-            dtype = dtype_of(step.loop_var)
-            coordinates[step.loop_var] = constant(coordinate, dtype) + step.min
-            rest = rest // extent
-        return substitute(body, coordinates)
-
     def _block(
         self, name: str, iterators: Sequence[Any], values: Sequence[Expression], body: Statement
     ) -> Statement:
         private = self._private_in(body)
-        threads = self._thread_iterators()
+        threads = thread_iterators(self.nest)
         body = substitute(body, {variable: each.var for variable, each in threads.items()})
         if self.nest.grid == GPU:
             body = tirx.AttrStmt(tirx.const(0, "int32"), KERNEL_MARK, tirx.const(1, "int32"), body)
@@ -408,18 +372,6 @@ class _Builder:
                 private,
             ),
         )
-
-    def _thread_iterators(self) -> dict[Any, Any]:
-        """An iterator per thread loop: a block must not use the loop variables around it."""
-        return {
-            step.loop_var: block_iterator(
-                f"v_{step.loop_var.name}",
-                step.extent,
-                tirx.IterVar.DataPar,
-                dtype_of(step.loop_var),
-            )
-            for step in self.nest.parts.thread_loops
-        }
 
     def _global_only(self, buffers: Iterable[Buffer], private: list[Buffer]) -> list[Buffer]:
         kept: list[Buffer] = []
