@@ -3,7 +3,7 @@
 
 Every case is measured in several fresh processes, all of which are reported. Without ``--save`` the
 table is only printed; with it, it goes to ``results.md`` and ``results.json`` beside this program,
-unless a figure is missing since the machine was not quiet.
+unless a figure is missing or void since the machine was not quiet.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(
     ]
     for problem in problems:
         console.print(f"• {problem}", style="yellow", markup=False)
-    if save and any("not quiet" in problem for problem in problems):
+    if save and any(word in problem for problem in problems for word in ("not quiet", "void")):
         console.print("Not saved: the machine was not quiet.")
     elif save:
         RESULTS.with_suffix(".md").write_text(text, encoding="utf-8")

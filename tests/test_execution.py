@@ -28,6 +28,7 @@ from workloads import (
 )
 
 from tvm_streamk import analyze, errors
+from tvm_streamk.testing import integer_inputs
 
 SMALL = GpuTiling(tile=(8, 16), per_thread=(2, 2), vthreads=(1, 2))
 WORKERS = ("1", "2", "3", "5", "T", "T+1", "T*P")
@@ -158,6 +159,34 @@ OTHER_GPU: dict[str, tuple[Workload, Callable[[Workload], Schedule]]] = {
     "largest of a row": (row_extremes(40, 50), schedules.hand_gpu_rows),
     "smallest of a row": (row_extremes(40, 50, largest=False), schedules.hand_gpu_rows),
 }
+
+
+@T.prim_func(s_tir=True)
+def upsampled(A: T.Buffer((16, 8), "float32"), C: T.Buffer((25, 8), "float32")):
+    B = T.sblock_alloc_buffer((16, 8))
+    for tile in range(5):
+        for i, j in T.grid(5, 8):
+            with T.sblock("B"):
+                vi = T.axis.spatial(16, tile * 5 // 2 + i)
+                vj = T.axis.spatial(8, j)
+                B[vi, vj] = A[vi, vj] * T.float32(2)
+        for i, j, k in T.grid(5, 8, 3):
+            with T.sblock("C"):
+                vi = T.axis.spatial(25, tile * 5 + i)
+                vj, vk = T.axis.remap("SR", [j, k])
+                with T.init():
+                    C[vi, vj] = T.float32(0)
+                C[vi, vj] = C[vi, vj] + B[vi // 2 + vk, vj]
+
+
+@pytest.mark.parametrize("decomposition", ["stream_k", "two_tile", "persistent"])
+def test_private_rows_that_begin_where_a_quotient_says(decomposition: str) -> None:
+    """Whether TVM can shrink such a buffer or not, what it does must know the tile's number."""
+    values = integer_inputs((16, 8))
+    expected = 2 * sum(values[np.arange(25) // 2 + k] for k in range(3))
+    schedule = Schedule(upsampled)
+    schedule.stream_k("C", num_workers=3, decomposition=decomposition)
+    check_numerics(schedule.mod, Workload(upsampled, (values,), expected), LLVM)
 
 
 @pytest.mark.parametrize("merge", ["two_phase", "last_arriver"])

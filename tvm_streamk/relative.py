@@ -83,6 +83,16 @@ def with_relative_indices(
     return substitute(moved, smaller), smaller
 
 
+def has_absolute_indices(
+    statement: Statement, outer: Sequence[Any], private: Sequence[Buffer]
+) -> bool:
+    """Whether some private buffer is still indexed with what ``outer`` variables make."""
+    offsets = _Offsets(list(outer), list(private), _analyzer(statement, ()), _defined_in(statement))
+    offsets.visit(statement, {})
+    found = [offset for _, each in offsets.found for offset in each]
+    return bool(offsets.unfit) or uses_any(found, outer)
+
+
 def _analyzer(statement: Statement, around: Sequence[Any]) -> Any:
     analyzer = sym.Analyzer()
     for step in (*around, *collect(statement, tirx.For)):

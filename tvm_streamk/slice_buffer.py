@@ -25,8 +25,9 @@ from tvm_streamk.expressions import (
     opaque_block,
     sequence,
 )
-from tvm_streamk.nest import CPU
+from tvm_streamk.nest import CPU, root_block
 from tvm_streamk.partition import Partition, SliceValues
+from tvm_streamk.relative import has_absolute_indices
 from tvm_streamk.tile_nest import TileNest
 
 Limits = Mapping[str, tuple[int, int | None]]
@@ -71,25 +72,36 @@ def slice_buffer(
         return None
     block_name = f"{nest.block}_{name}_slices"
     fill = opaque_block(block_name, sequence(stores), (), (full_region(buffer),))
-    reads, known = _read_once(buffer, names, dtype)
+    reads, known = _read_once(nest, buffer, names, dtype)
     after = replace(partition, known=SliceValues(**_within(known, LIMITS)))
     return SliceBuffer(buffer, sequence([fill, *reads]), after)
 
 
 def _read_once(
-    buffer: Buffer, names: Sequence[str], dtype: str
+    nest: TileNest, buffer: Buffer, names: Sequence[str], dtype: str
 ) -> tuple[list[Statement], dict[str, Expression]]:
     """Variables for what is in registers, and the statements that bind them.
 
     A variable is one step for TVM's arithmetic. A register in an index is a load, whose equality
-    it proves anew each time, and a kernel takes several times as long to compile.
+    it proves anew each time, and a kernel takes several times as long to compile. But TVM shrinks
+    a private buffer to the part that a tile uses, and where this part begins at a place that
+    depends on the tile, it puts the register in the variable's place and loses it on the way. Then
+    there are loads from the start.
     """
+    loads = {name: buffer[position] for position, name in enumerate(names)}
+    if _has_absolute_buffers(nest):
+        return [], loads
     variables = {name: ir.Var(name, dtype) for name in names}
-    reads = [
-        tirx.Bind(variable, buffer[position])
-        for position, variable in enumerate(variables.values())
-    ]
-    return reads, variables
+    return [tirx.Bind(variables[name], load) for name, load in loads.items()], variables
+
+
+def _has_absolute_buffers(nest: TileNest) -> bool:
+    parts = nest.parts
+    outer = [step.loop_var for step in (*parts.tile_loops, parts.panel_loop)]
+    allocated = root_block(nest.function).alloc_buffers
+    private = [each for each in allocated if nest.grid == CPU or each.scope() != "global"]
+    body = sequence([*parts.segment_statements, *parts.epilogue])
+    return has_absolute_indices(body, outer, private)
 
 
 def _within(values: Mapping[str, Expression], limits: Limits) -> dict[str, Expression]:
@@ -132,7 +144,7 @@ def in_registers(
         for position, value in enumerate(values.values())
     ]
     fill = opaque_block(f"{nest.block}_tile", sequence(stores), (), (full_region(buffer),))
-    reads, known = _read_once(buffer, list(values), dtype)
+    reads, known = _read_once(nest, buffer, list(values), dtype)
     return Registers(sequence([fill, *reads]), _within(known, limits))
 
 
