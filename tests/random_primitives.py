@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm.s_tir import Schedule, ScheduleError
 
 from tvm_streamk.expressions import collect
@@ -20,6 +21,10 @@ SCOPES = ("global", "local")
 THREADS = ("blockIdx.x", "blockIdx.y", "threadIdx.x", "threadIdx.y", "vthread.x")
 
 
+class PrimitiveBroken(Exception):
+    """A primitive of TVM failed with an internal error."""
+
+
 @dataclass(frozen=True)
 class Step:
     """One attempt: a primitive, and numbers that pick blocks, loops and factors."""
@@ -28,16 +33,24 @@ class Step:
     numbers: tuple[int, int, int]
 
     def apply(self, schedule: Schedule) -> bool:
-        """Apply it where TVM lets it; tells whether anything was done."""
+        """Apply it where TVM lets it; tells whether anything was done.
+
+        Raises
+        ------
+        PrimitiveBroken
+            TVM fails in a way that is no refusal; the schedule may be in no valid state then.
+        """
         blocks = block_names(schedule)
-        block = schedule.get_sblock(blocks[self.numbers[0] % len(blocks)])
-        loops = schedule.get_loops(block)
-        if not loops:
-            return False
         try:
+            block = schedule.get_sblock(blocks[self.numbers[0] % len(blocks)])
+            loops = schedule.get_loops(block)
+            if not loops:
+                return False
             PRIMITIVES[self.primitive](schedule, block, loops, self.numbers)
         except ScheduleError:
             return False
+        except (tvm.error.InternalError, ValueError, IndexError, TypeError) as error:
+            raise PrimitiveBroken(self.primitive) from error
         return True
 
 
@@ -56,6 +69,8 @@ def applied(schedule: Schedule, steps: Sequence[Step]) -> list[Step]:
 
 
 def _pick(items: Sequence[Any], number: int) -> Any:
+    if not items:
+        raise ScheduleError("there is none to pick")
     return items[number % len(items)]
 
 

@@ -222,6 +222,16 @@ CASES = {
         ),
         {"decomposition": "split_k", "merge": "two_phase", "splits": 2},
     ),
+    "zeros before the only element of an operand": Case(
+        Contraction(
+            "ik,kj->ij", {"i": 1, "j": 2, "k": 1}, epilogue="scale and add", padding={"j": 1}
+        ),
+        GpuNest(
+            (2, 2), (1, 1), (1, 1), (1,), (0, 1), (0,), (0, 1, 2),
+            bind_tiles=False, fuse_threads=True, stage=(False, True), decompose=False,
+        ),
+        {"decomposition": "split_k", "merge": "two_phase", "splits": 1},
+    ),
     "zeros before the first row of a tile": Case(
         Contraction("ik,kj->ij", {"i": 9, "j": 4, "k": 6}, padding={"i": 5, "k": 1}),
         GpuNest(

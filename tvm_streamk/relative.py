@@ -141,10 +141,21 @@ class _Offsets:
         )
 
     def starts(self, buffer: Buffer) -> list[int]:
-        """Per dimension, the smallest index relative to the tile, if it is negative; else 0."""
+        """Per dimension, the smallest index relative to the tile, if it is negative; else 0.
+
+        Where the tile is not in the index, a negative one is never accessed, here as before.
+        """
+        moving = [
+            uses_any(
+                [offsets[axis] for each, offsets in self.found if each.same_as(buffer)], self.outer
+            )
+            for axis in range(len(buffer.shape))
+        ]
         return [
             min([0, *(int(bound.min_value) for bound in self._bounds(self.first, buffer, axis))])
-            for axis in range(len(buffer.shape))
+            if moves
+            else 0
+            for axis, moves in enumerate(moving)
         ]
 
     def _bounds(self, reached: list[Any], buffer: Buffer, dimension: int) -> list[Any]:
@@ -160,10 +171,13 @@ class _Offsets:
         starts = self.starts(buffer)
         for dimension, extent in enumerate(buffer.shape):
             bounds = self._bounds(self.last, buffer, dimension)
-            needed = 1 + max(int(bound.max_value) for bound in bounds) - starts[dimension]
-            whole = static_value(extent)
+            start = starts[dimension]
+            needed = 1 + max(int(bound.max_value) for bound in bounds) - start
+            # All that is accessed is in the buffer, which has moved by the start.
+            moved = extent if start == 0 else constant(extent - start, dtype_of(extent))
+            whole = static_value(moved)
             fits = needed < (UNBOUNDED if whole is None else whole)
-            extents.append(tirx.const(needed, dtype_of(extent)) if fits else extent)
+            extents.append(tirx.const(needed, dtype_of(extent)) if fits else moved)
         if all(new.same_as(old) for new, old in zip(extents, buffer.shape, strict=True)):
             return None
         dtype, scope = str(buffer.dtype), buffer.scope()
