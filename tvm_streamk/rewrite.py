@@ -64,6 +64,7 @@ from tvm_streamk.nest import CPU, GPU, root_block
 from tvm_streamk.nest_partition import index_dtype, is_wide, needs_merge, partition_of
 from tvm_streamk.normalize import with_ordinary_iterators
 from tvm_streamk.partition import SPLIT_K, Partition, Segment
+from tvm_streamk.relative import has_absolute_indices
 from tvm_streamk.slice_buffer import Registers, in_registers, registers_in, slice_buffer
 from tvm_streamk.software_pipelines import pipeline_of_unknown_length
 from tvm_streamk.tile_loops import at_tile, grid_loop, thread_iterators
@@ -98,13 +99,15 @@ class _Builder:
     merge: Merge | None
     site: MergeSite
     dtype: str
+    can_keep: bool
 
     @staticmethod
     def create(nest: TileNest, decision: RecordedDecision) -> _Builder:
         partition = partition_of(nest, decision)
         merge = merge_named(decision.merge) if needs_merge(partition) else None
         site = merge_site(nest, partition, decision.counters)
-        return _Builder(nest, decision, partition, merge, site, index_dtype(nest))
+        dtype, can_keep = index_dtype(nest), not _has_absolute_buffers(nest)
+        return _Builder(nest, decision, partition, merge, site, dtype, can_keep)
 
     def function(self) -> Any:
         """The whole function: nests before, main nest, nests after."""
@@ -176,7 +179,9 @@ class _Builder:
         self, name: str, worker: Expression, build: Callable[[_Builder], Statement]
     ) -> Statement:
         """What ``build`` makes for a worker, with its slice in registers where it is symbolic."""
-        known = slice_buffer(self.partition, self.nest, name, worker, self.dtype)
+        known = None
+        if self.can_keep:
+            known = slice_buffer(self.partition, self.nest, name, worker, self.dtype)
         if known is None:
             return build(self)
         site = replace(self.site, partition=known.partition)
@@ -224,6 +229,8 @@ class _Builder:
         """
         if self._computes_once:
             return tuple(field.name for field in fields(Segment))
+        if not self.can_keep:
+            return ()
         gathers = self.nest.grid == CPU and divides_indices(self.nest.parts.panel_statement)
         pays = gathers or self.nest.staging is not None
         is_fixed = self.decision.decomposition == SPLIT_K
@@ -384,6 +391,15 @@ class _Builder:
         """Whether a buffer exists outside the block: matched buffers inside it do not."""
         outside = [*self.nest.function.params, *self._shared_by_tiles()]
         return contains([*outside, self.site.workspace, self.site.arrivals], buffer)
+
+
+def _has_absolute_buffers(nest: TileNest) -> bool:
+    parts = nest.parts
+    outer = [step.loop_var for step in (*parts.tile_loops, parts.panel_loop)]
+    allocated = root_block(nest.function).alloc_buffers
+    private = [each for each in allocated if nest.grid == CPU or each.scope() != "global"]
+    body = sequence([*parts.segment_statements, *parts.epilogue])
+    return has_absolute_indices(body, outer, private)
 
 
 def _written(body: Statement) -> list[Buffer]:

@@ -4,15 +4,19 @@
 With constant shapes the formulas of a partition are short, and are best left inline. With a
 symbolic number of tiles they are not: TVM substitutes them into every index and then simplifies
 that for seconds. So a worker first stores them to a few registers.
+
+Not where TVM shrinks a private buffer to a part that begins at a place that depends on the tile
+(:func:`~tvm_streamk.relative.has_absolute_indices`): it would put loads of a register into indices
+there, of the register as it was before it was shrunk itself, and not find it later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tvm import ir, tirx
+from tvm import tirx
 
 from tvm_streamk.expressions import (
     Buffer,
@@ -25,9 +29,8 @@ from tvm_streamk.expressions import (
     opaque_block,
     sequence,
 )
-from tvm_streamk.nest import CPU, root_block
+from tvm_streamk.nest import CPU
 from tvm_streamk.partition import Partition, SliceValues
-from tvm_streamk.relative import has_absolute_indices
 from tvm_streamk.tile_nest import TileNest
 
 Limits = Mapping[str, tuple[int, int | None]]
@@ -72,36 +75,9 @@ def slice_buffer(
         return None
     block_name = f"{nest.block}_{name}_slices"
     fill = opaque_block(block_name, sequence(stores), (), (full_region(buffer),))
-    reads, known = _read_once(nest, buffer, names, dtype)
+    known = {name: buffer[position] for position, name in enumerate(names)}
     after = replace(partition, known=SliceValues(**_within(known, LIMITS)))
-    return SliceBuffer(buffer, sequence([fill, *reads]), after)
-
-
-def _read_once(
-    nest: TileNest, buffer: Buffer, names: Sequence[str], dtype: str
-) -> tuple[list[Statement], dict[str, Expression]]:
-    """Variables for what is in registers, and the statements that bind them.
-
-    A variable is one step for TVM's arithmetic. A register in an index is a load, whose equality
-    it proves anew each time, and a kernel takes several times as long to compile. But TVM shrinks
-    a private buffer to the part that a tile uses, and where this part begins at a place that
-    depends on the tile, it puts the register in the variable's place and loses it on the way. Then
-    there are loads from the start.
-    """
-    loads = {name: buffer[position] for position, name in enumerate(names)}
-    if _has_absolute_buffers(nest):
-        return [], loads
-    variables = {name: ir.Var(name, dtype) for name in names}
-    return [tirx.Bind(variables[name], load) for name, load in loads.items()], variables
-
-
-def _has_absolute_buffers(nest: TileNest) -> bool:
-    parts = nest.parts
-    outer = [step.loop_var for step in (*parts.tile_loops, parts.panel_loop)]
-    allocated = root_block(nest.function).alloc_buffers
-    private = [each for each in allocated if nest.grid == CPU or each.scope() != "global"]
-    body = sequence([*parts.segment_statements, *parts.epilogue])
-    return has_absolute_indices(body, outer, private)
+    return SliceBuffer(buffer, fill, after)
 
 
 def _within(values: Mapping[str, Expression], limits: Limits) -> dict[str, Expression]:
@@ -144,8 +120,8 @@ def in_registers(
         for position, value in enumerate(values.values())
     ]
     fill = opaque_block(f"{nest.block}_tile", sequence(stores), (), (full_region(buffer),))
-    reads, known = _read_once(nest, buffer, list(values), dtype)
-    return Registers(sequence([fill, *reads]), _within(known, limits))
+    known = {name: buffer[position] for position, name in enumerate(values)}
+    return Registers(fill, _within(known, limits))
 
 
 def _registers(name: str, count: int, nest: TileNest, dtype: str) -> Buffer:
