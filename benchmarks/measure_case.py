@@ -65,6 +65,9 @@ def _prepared(case: Case) -> tuple[dict[str, Prepared], Plan]:
     forms = {}
     for form, schedule in schedules.items():
         forms[form] = prepare(schedule.mod, case.build_target(), [left, right, poisoned((m, n))])
+        if forms[form].can_share:
+            forms[form].share(forms[DATA_PARALLEL])
+        forms[form].write(2, poisoned((m, n)))
         forms[form].launch()
         np.testing.assert_array_equal(forms[form].read()[2], left @ right, err_msg=form)
     return forms, plan

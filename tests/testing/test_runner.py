@@ -136,6 +136,30 @@ def test_results_are_the_callers_own(target):
     np.testing.assert_array_equal(prepared.read()[0], source)
 
 
+def test_shared_tensors_are_read_and_written_by_both():
+    one = prepare(plain_double("float32"), "llvm", [integer_inputs((32,)), poisoned((32,))])
+    other = prepare(plain_double("float32"), "llvm", [poisoned((32,)), poisoned((32,))])
+    assert one.can_share
+    other.share(one)
+    other.launch()
+    np.testing.assert_array_equal(one.read()[1], 2 * integer_inputs((32,)))
+    one.write(0, integer_inputs((32,), seed=1))
+    other.launch()
+    np.testing.assert_array_equal(one.read()[1], 2 * integer_inputs((32,), seed=1))
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "message"),
+    [("llvm", "float64", "cannot be those of"), ("opencl", "float32", "cannot share tensors")],
+)
+def test_what_cannot_be_shared(target, dtype, message):
+    one = prepare(plain_double("float32"), "llvm", [integer_inputs((32,)), poisoned((32,))])
+    function = plain_double(dtype) if target == "llvm" else sample_kernels.doubled(dtype)
+    other = prepare(function, target, [integer_inputs((32,), dtype), poisoned((32,), dtype)])
+    with pytest.raises(ValueError, match=message):
+        other.share(one)
+
+
 @pytest.mark.parametrize(
     ("index", "array", "message"),
     [

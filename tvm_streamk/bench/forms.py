@@ -101,8 +101,10 @@ class Job:
 
     def check(self, form: Form) -> None:
         """Run the kernel and raise ``WrongProduct`` if its product is not numpy's."""
+        place = len(self.operands.inputs)
+        form.prepared.write(place, self.product.output())
         form.prepared.launch()
-        result = form.prepared.read()[len(self.operands.inputs)]
+        result = form.prepared.read()[place]
         if not np.array_equal(result, self.operands.expected):
             raise WrongProduct(
                 f"{self.product.extents} on {form.prepared.engine}, {form.plan.decision}: the "
@@ -144,6 +146,12 @@ def build(
 
     with ThreadPoolExecutor(builders) as pool:
         kernels = list(pool.map(compiled, jobs, [schedule for schedule, _ in scheduled]))
+    for job, kernel in zip(jobs, kernels, strict=True):
+        first = next(
+            one for other, one in zip(jobs, kernels, strict=True) if other.product is job.product
+        )
+        if kernel.can_share:
+            kernel.share(first)
     forms = [Form(plan, kernel) for (_, plan), kernel in zip(scheduled, kernels, strict=True)]
     for job, form in zip(jobs, forms, strict=True):
         job.check(form)

@@ -43,8 +43,9 @@ extern "C" void cuda_on_cpu_switch(cuda_on_cpu::Context* from, const cuda_on_cpu
 namespace cuda_on_cpu {
 namespace {
 
-constexpr size_t guard_bytes = 4096;
-constexpr size_t stack_bytes = 256 * 1024;
+// A frame with a large array must not step over the guard; it takes addresses, no memory.
+constexpr size_t guard_bytes = 1024 * 1024;
+constexpr size_t stack_bytes = guard_bytes + 256 * 1024;
 constexpr size_t saved_registers = 6;
 
 }  // namespace
