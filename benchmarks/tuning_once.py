@@ -50,6 +50,8 @@ def compare(number: int, seed: int, parent: Path) -> dict[str, Any]:
     """Time the winners of both spaces in turn, after checking their numbers."""
     case = CASES[number]
     winners = {space: _checked(number, folder_of(parent, number, seed, space)) for space in SPACES}
+    if winners[OURS].can_share:
+        winners[OURS].share(winners[TVM])
     times = interleaved(winners[TVM].launch, winners[OURS].launch)
     counts = {"pairs": len(times.first), "batches": times.batches, "dropped": times.dropped}
     try:
