@@ -75,6 +75,11 @@ class BlockPath:
         )
 
 
+def is_private(buffer: Any, grid: str) -> bool:
+    """Whether a root allocation belongs to one tile at a time."""
+    return grid == CPU or buffer.scope() != "global"
+
+
 def root_block(function: Any) -> Any:
     """The root block of a schedulable function."""
     body = function.body

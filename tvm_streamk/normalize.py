@@ -35,7 +35,7 @@ from tvm_streamk.expressions import (
     sequence,
     substitute,
 )
-from tvm_streamk.nest import CPU, NestParts, find_init, find_parts, root_block
+from tvm_streamk.nest import CPU, NestParts, find_init, find_parts, is_private, root_block
 from tvm_streamk.relative import with_relative_indices
 
 
@@ -92,7 +92,7 @@ def with_tile_relative_buffers(function: Any, name: str) -> Any:
 
 def _private_buffers(buffers: Sequence[Buffer], grid: str) -> list[Buffer]:
     """The root allocations that belong to one tile at a time."""
-    return [buffer for buffer in buffers if grid == CPU or buffer.scope() != "global"]
+    return [buffer for buffer in buffers if is_private(buffer, grid)]
 
 
 def _with_panel_relative_buffers(

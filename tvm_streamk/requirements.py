@@ -37,7 +37,14 @@ from tvm_streamk.expressions import (
     uses_any,
 )
 from tvm_streamk.lane_fragments import LANE_SCOPES
-from tvm_streamk.nest import CPU, BlockPath, block_paths, reduction_iterators, root_block
+from tvm_streamk.nest import (
+    CPU,
+    BlockPath,
+    block_paths,
+    is_private,
+    reduction_iterators,
+    root_block,
+)
 from tvm_streamk.tile_nest import TileNest
 
 PRIVATE_SCOPES = ("local", *LANE_SCOPES)
@@ -294,7 +301,7 @@ def _is_private(nest: TileNest, buffer: Buffer) -> bool:
     """Whether a buffer belongs to one tile at a time, so that every segment has its own."""
     if contains(nest.function.params, buffer):
         return False
-    return nest.grid == CPU or buffer.scope() != "global"
+    return is_private(buffer, nest.grid)
 
 
 def _declared(block: Any, field: str) -> list[Buffer]:

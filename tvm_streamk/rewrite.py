@@ -60,7 +60,7 @@ from tvm_streamk.expressions import (
 from tvm_streamk.merge import CutTileNest, Merge, MergeSite, SegmentVariables
 from tvm_streamk.merge_buffers import merge_site, with_parameter
 from tvm_streamk.merges import merge_named
-from tvm_streamk.nest import CPU, GPU, root_block
+from tvm_streamk.nest import CPU, GPU, is_private, root_block
 from tvm_streamk.nest_partition import index_dtype, is_wide, needs_merge, partition_of
 from tvm_streamk.normalize import with_ordinary_iterators
 from tvm_streamk.partition import SPLIT_K, Partition, Segment
@@ -152,7 +152,7 @@ class _Builder:
 
     def _is_private(self, buffer: Buffer) -> bool:
         """Whether a root allocation belongs to one tile at a time."""
-        return self.nest.grid == CPU or buffer.scope() != "global"
+        return is_private(buffer, self.nest.grid)
 
     def _shared_by_tiles(self) -> list[Buffer]:
         allocated = root_block(self.nest.function).alloc_buffers
@@ -179,9 +179,9 @@ class _Builder:
         self, name: str, worker: Expression, build: Callable[[_Builder], Statement]
     ) -> Statement:
         """What ``build`` makes for a worker, with its slice in registers where it is symbolic."""
-        known = None
-        if self.can_keep:
-            known = slice_buffer(self.partition, self.nest, name, worker, self.dtype)
+        if not self.can_keep:
+            return build(self)
+        known = slice_buffer(self.partition, self.nest, name, worker, self.dtype)
         if known is None:
             return build(self)
         site = replace(self.site, partition=known.partition)
@@ -397,7 +397,7 @@ def _has_absolute_buffers(nest: TileNest) -> bool:
     parts = nest.parts
     outer = [step.loop_var for step in (*parts.tile_loops, parts.panel_loop)]
     allocated = root_block(nest.function).alloc_buffers
-    private = [each for each in allocated if nest.grid == CPU or each.scope() != "global"]
+    private = [each for each in allocated if is_private(each, nest.grid)]
     body = sequence([*parts.segment_statements, *parts.epilogue])
     return has_absolute_indices(body, outer, private)
 

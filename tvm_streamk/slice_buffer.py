@@ -71,13 +71,13 @@ def slice_buffer(
         stores.append(tirx.BufferStore(buffer, constant(value, dtype), [position]))
         return buffer[position]
 
-    if partition.slice_values(worker, keep) is None:
+    kept = partition.slice_values(worker, keep)
+    if kept is None:
         return None
     block_name = f"{nest.block}_{name}_slices"
     fill = opaque_block(block_name, sequence(stores), (), (full_region(buffer),))
-    known = {name: buffer[position] for position, name in enumerate(names)}
-    after = replace(partition, known=SliceValues(**_within(known, LIMITS)))
-    return SliceBuffer(buffer, fill, after)
+    known = SliceValues(**_within(vars(kept), LIMITS))
+    return SliceBuffer(buffer, fill, replace(partition, known=known))
 
 
 def _within(values: Mapping[str, Expression], limits: Limits) -> dict[str, Expression]:
