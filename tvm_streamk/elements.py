@@ -25,6 +25,7 @@ from tvm_streamk.expressions import (
     constant,
     dtype_of,
     is_thread_loop,
+    pragmas,
     rebuild_block,
     rebuild_loop,
     static_value,
@@ -210,7 +211,10 @@ class AccumulatorElements:
 
     def _around(self, statement: Statement, fresh_loops: dict[Any, Any]) -> Statement:
         for step in reversed(self.path.loops):
-            changes: dict[str, Any] = {"loop_var": fresh_loops[step.loop_var], "annotations": {}}
+            changes: dict[str, Any] = {
+                "loop_var": fresh_loops[step.loop_var],
+                "annotations": pragmas(step),
+            }
             if step.kind == _KINDS_NOT_COPIED[self.grid]:
                 changes["kind"] = tirx.ForKind.SERIAL
             statement = rebuild_loop(step, statement, **changes)

@@ -17,6 +17,7 @@ from tvm_streamk.expressions import (
     dtype_of,
     loop,
     point_region,
+    pragmas,
     rebuild_loop,
     sequence,
 )
@@ -151,7 +152,7 @@ class PartialSums:
             ]
         )
         for step in reversed(groups):
-            statement = rebuild_loop(step, statement, annotations={})
+            statement = rebuild_loop(step, statement, annotations=pragmas(step))
         return [statement]
 
     def _nest(self, name: str, body: Any, slot: Expression | None) -> Statement:

@@ -15,6 +15,7 @@ from tvm_streamk.expressions import (
     constant,
     dtype_of,
     loop,
+    pragmas,
     rebuild_loop,
     substitute,
 )
@@ -33,21 +34,21 @@ def grid_loop(
             statement = rebuild_loop(step, statement)
         return statement
 
-    if nest.grid == GPU:
-        return loop(name, extent, inside, thread="blockIdx.x", dtype=dtype)
-    annotations = _parallel_annotations(nest)
-    kind = tirx.ForKind.PARALLEL
-    return loop(name, extent, inside, kind=kind, annotations=annotations, dtype=dtype)
+    is_on_gpu = nest.grid == GPU
+    return loop(
+        name,
+        extent,
+        inside,
+        kind=None if is_on_gpu else tirx.ForKind.PARALLEL,
+        thread="blockIdx.x" if is_on_gpu else None,
+        annotations=_tile_pragmas(nest),
+        dtype=dtype,
+    )
 
 
-def _parallel_annotations(nest: TileNest) -> Mapping[str, Any]:
-    """Pragmas of the parallel tile loop (unrolling, say) go to the worker loop."""
-    return {
-        key: value
-        for step in nest.parts.tile_loops
-        for key, value in step.annotations.items()
-        if str(key).startswith("pragma_")
-    }
+def _tile_pragmas(nest: TileNest) -> Mapping[str, Any]:
+    """What the tile loops say of all that is inside a grid loop."""
+    return {key: value for step in nest.parts.tile_loops for key, value in pragmas(step).items()}
 
 
 def at_tile(nest: TileNest, dtype: str, body: Statement, tile: Expression) -> Statement:
