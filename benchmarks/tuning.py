@@ -29,7 +29,7 @@ from tuning_cases import CASES, OURS, SEEDS, SPACES
 
 PROGRAM = Path(__file__).parent
 RESULTS = PROGRAM / "tuning_results"
-TRIALS = 64
+TRIALS = 48
 LEAST_RATIO = 0.97
 """Below it a winner of the larger space counts as slower: what a valid control may differ by."""
 

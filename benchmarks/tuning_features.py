@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does the plan help TVM's cost model to rank? ``python benchmarks/tuning_features.py [--save]``.
+"""Does the plan help to rank candidates? ``python benchmarks/tuning_features.py [--save]``.
 
-For each case, random nests of the space with Stream-K are measured, each with several decisions, as
-the mutators of a search make them. The model is trained on a part of the candidates and ranks the
-rest, in turn, once with TVM's features and once with the plan's added; the same data and parts for
-both. The rank correlation is between predicted scores and measured speeds of candidates that the
-model has not seen.
+For each case, random nests of the space with Stream-K are measured: as they are, and with a few of
+the decisions that fit them, as a search samples them. Three models are trained on a part of the
+nests and rank the candidates of the others, in turn: TVM's, ours without the plan, and ours. All
+get the same data and parts. The rank correlation is between predicted scores and measured speeds.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import itertools
 import os
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,13 +30,15 @@ from rich.console import Console
 from rich.markdown import Markdown
 from scipy.stats import spearmanr
 from tuning_cases import CASES, MEASURED, NUM_WORKERS, Case
+from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule, meta_schedule
 from tvm.s_tir.meta_schedule.runner import RunnerResult
 from tvm.s_tir.schedule import Trace
 
 from tvm_streamk.meta_schedule_rule import (
+    FEATURE_NAMES,
     NothingMeasured,
-    StreamKFeatures,
+    PlanAwareModel,
     builder,
     runner,
     space_generator,
@@ -54,7 +55,12 @@ REPETITIONS = 5
 FEWEST_CANDIDATES = 12
 LEAST_DIFFERENCE = 1.05
 CANDIDATES = 128
-DECISIONS_PER_NEST = 6
+CANDIDATES_PER_NEST = 3
+AS_IT_IS = 0
+"""The first option of every choice."""
+TRAINING_SIZES = (32, None)
+"""Candidates that a model learns from: as many as a short run has measured, and all that there are.
+"""
 
 
 def main(
@@ -109,46 +115,93 @@ def measure_random(case: Case, folder: Path, wanted: int) -> None:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How well a model ranks what it has not seen.
+    """How well a model ranks candidates of nests that it has not seen.
 
     Attributes
     ----------
-    correlation
-        Spearman's rank correlation of scores and speeds.
+    correlations
+        Spearman's rank correlation of scores and speeds, one per training size.
     pairs
-        Of all pairs of decisions on the same nest whose times differ, the share that is ordered
-        rightly; a tie counts half.
+        Of all pairs of candidates with the same nest whose times differ, the share that is ordered
+        rightly; a tie counts half. With the largest training size.
     """
 
-    correlation: float
+    correlations: tuple[float, ...]
     pairs: float
 
 
-def rankings(case: Case, folder: Path) -> tuple[int, Ranking, Ranking]:
-    """Candidates, and how they are ranked without and with the plan."""
+@derived_object
+class WithoutPlan(meta_schedule.feature_extractor.PyFeatureExtractor):
+    """Nothing but zeros for the plan: every candidate looks like an even share of its nest."""
+
+    def __init__(self, extractor: Any) -> None:
+        super().__init__()
+        self.extractor = extractor
+
+    def extract_from(self, context: Any, candidates: Sequence[Any]) -> list[Any]:
+        """TVM's columns as they are, ours empty."""
+        matrices = [each.numpy() for each in self.extractor.extract_from(context, candidates)]
+        for matrix in matrices:
+            matrix[:, -len(FEATURE_NAMES) :] = 0
+        return [tvm.runtime.tensor(matrix) for matrix in matrices]
+
+
+def tvms_model() -> Any:
+    """TVM's cost model on TVM's features."""
+    return meta_schedule.cost_model.XGBModel(num_warmup_samples=0, num_tuning_cores=1)
+
+
+def our_model() -> PlanAwareModel:
+    """The package's cost model."""
+    return PlanAwareModel(NUM_WORKERS, num_tuning_cores=1, seed=0)
+
+
+def without_plan() -> PlanAwareModel:
+    """The package's cost model, blind to plans."""
+    model = our_model()
+    model.extractor = WithoutPlan(model.extractor)
+    return model
+
+
+MODELS = {"TVM's model": tvms_model, "ours, without the plan": without_plan, "ours": our_model}
+
+
+@dataclass(frozen=True)
+class Data:
+    """Measured candidates of one case."""
+
+    tuning: Any
+    candidates: list[Any]
+    seconds: np.ndarray
+    nests: np.ndarray
+
+
+def rankings(case: Case, folder: Path) -> tuple[int, dict[str, Ranking]]:
+    """How many candidates there are, and how each model ranks them."""
     database = meta_schedule.database.JSONDatabase(work_dir=str(folder))
     records = [each for each in database.get_all_tuning_records() if seconds_of(each)]
     if len(records) < FEWEST_CANDIDATES:
         raise NothingMeasured(folder, len(records))
     candidates = [record.as_measure_candidate() for record in records]
-    seconds = np.array([seconds_of(record) for record in records])
-    tuning = _context(case, None)
-    nest_features = meta_schedule.feature_extractor.PerStoreFeature()
-    found = [
-        _ranking(tuning, extractor, candidates, seconds)
-        for extractor in (nest_features, StreamKFeatures(NUM_WORKERS))
-    ]
-    return len(records), found[0], found[1]
+    data = Data(
+        _context(case, None),
+        candidates,
+        np.array([seconds_of(record) for record in records]),
+        np.array([_nest_of(each.sch) for each in candidates]),
+    )
+    return len(records), {name: _ranking(make, data) for name, make in MODELS.items()}
 
 
-def _ranking(tuning: Any, extractor: Any, candidates: list[Any], seconds: Any) -> Ranking:
-    nests = np.array([_nest_of(each.sch) for each in candidates])
-    correlations, ordered = [], []
-    for part in _parts(len(candidates)):
-        scores = _scores(tuning, extractor, candidates, seconds, part)
-        correlations.append(float(spearmanr(scores, 1 / seconds[part]).statistic))
-        ordered += _ordered_pairs(scores, seconds[part], nests[part])
-    return Ranking(statistics.fmean(correlations), statistics.fmean(ordered))
+def _ranking(make: Callable[[], Any], data: Data) -> Ranking:
+    correlations: list[list[float]] = [[] for _ in TRAINING_SIZES]
+    ordered = []
+    for seen, held_out in _parts(data.nests):
+        seconds = data.seconds[held_out]
+        for size, found in zip(TRAINING_SIZES, correlations, strict=True):
+            scores = _scores(make(), data, seen[:size], held_out)
+            found.append(float(spearmanr(scores, 1 / seconds).statistic))
+        ordered += _ordered_pairs(scores, seconds, data.nests[held_out])
+    return Ranking(tuple(map(statistics.fmean, correlations)), statistics.fmean(ordered))
 
 
 def _nest_of(schedule: Schedule) -> int:
@@ -177,78 +230,85 @@ def _context(case: Case, space: Any) -> Any:
 
 
 def _random_candidates(tuning: Any) -> Iterator[Schedule]:
-    """Different candidates: random nests with at least two kernels each, a few decisions each."""
+    """Different candidates: random nests as they are, each with a few decisions that fit it."""
     spaces = [each for each in tuning.generate_design_space() if sampling_of_choice(each.trace)]
     seen: set[int] = set()
     for seed in itertools.count(1):
         undecided = Trace(spaces[seed % len(spaces)].trace.insts, {})
         sampled = Schedule(tuning.mod, seed=seed)
         undecided.apply_to_schedule(sampled, remove_postproc=True)
-        kernels = list(_with_every_decision(tuning, sampled.trace, seed))
-        if len(kernels) > 1:
-            new = [each for each in kernels if tvm_ffi.structural_hash(each.mod) not in seen]
-            seen.update(tvm_ffi.structural_hash(each.mod) for each in new)
-            yield from new
+        for candidate in _with_decisions(tuning, sampled.trace, seed):
+            kernel = tvm_ffi.structural_hash(candidate.mod)
+            if kernel not in seen:
+                seen.add(kernel)
+                yield candidate
 
 
-def _with_every_decision(tuning: Any, trace: Any, seed: int) -> Iterator[Schedule]:
-    """The nest of a trace with different decisions that fit it, in random order."""
+def _with_decisions(tuning: Any, trace: Any, seed: int) -> Iterator[Schedule]:
+    """The nest of a trace as it is, and with random decisions; nothing if TVM rejects the nest."""
     sampling = sampling_of_choice(trace)
+    others = 1 + np.random.default_rng(seed).permutation(len(sampling.attrs[0]) - 1)
     kernels: set[int] = set()
-    for taken in np.random.default_rng(seed).permutation(len(sampling.attrs[0])):
+    for taken in [AS_IT_IS, *others.tolist()]:
         candidate = Schedule(tuning.mod)
-        decided = trace.with_decision(sampling, int(taken), remove_postproc=True)
+        decided = trace.with_decision(sampling, taken, remove_postproc=True)
         decided.apply_to_schedule(candidate, remove_postproc=True)
         candidate.enter_postproc()
         accepted = all(each.apply(candidate) for each in tuning.space_generator.postprocs)
+        if taken == AS_IT_IS and not accepted:
+            return
         kernel = tvm_ffi.structural_hash(candidate.mod)
         if accepted and kernel not in kernels:
             kernels.add(kernel)
             yield candidate
-        if len(kernels) == DECISIONS_PER_NEST:
+        if len(kernels) == CANDIDATES_PER_NEST:
             return
 
 
-def report(rows: Sequence[tuple[str, int, Ranking, Ranking]]) -> str:
+def report(rows: Sequence[tuple[str, int, dict[str, Ranking]]]) -> str:
     """The whole page."""
     lines = [
-        "# Ranking measured candidates with and without the plan's features",
+        "# Ranking measured candidates with and without the plan",
         "",
-        f"The candidates are random nests with up to {DECISIONS_PER_NEST} decisions each, "
-        f"measured. The model ranks candidates that it has not seen: {REPETITIONS} random "
-        f"divisions into {PARTS} parts, each part held out once. *Correlation* is Spearman's, over "
-        "all candidates of a part. *Pairs* are pairs of decisions on the same nest whose times "
-        "differ by more than 5 %: the share that is ordered rightly. TVM's features are those of "
-        "the nest, the same for both, so that they can only guess (0.5). Made by `python "
+        f"The candidates are random nests as they are and with up to {CANDIDATES_PER_NEST - 1} "
+        "decisions each, measured. The models rank candidates of nests that they have not seen: "
+        f"{REPETITIONS} random divisions of the nests into {PARTS} parts, each part held out once. "
+        "*Correlation* is Spearman's, over all candidates of a part, after learning from "
+        f"{TRAINING_SIZES[0]} candidates and from all of the other parts. *Pairs* are candidates "
+        "with the same nest whose times differ by more than 5 %: the share that is ordered rightly "
+        "after learning from all. Without the plan they look the same (0.5). Made by `python "
         "benchmarks/tuning_features.py --save`.",
         "",
-        "| case | candidates | correlation, TVM's features | and the plan's "
-        "| pairs, TVM's features | and the plan's |",
+        f"| case | candidates | model | correlation, {TRAINING_SIZES[0]} | correlation, all "
+        "| pairs |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for name, count, without, with_plan in rows:
-        figures = (without.correlation, with_plan.correlation, without.pairs, with_plan.pairs)
-        shown = " | ".join(f"{figure:.3f}" for figure in figures)
-        lines.append(f"| {name} | {count} | {shown} |")
+    for case, count, found in rows:
+        for name, ranking in found.items():
+            figures = (*ranking.correlations, ranking.pairs)
+            shown = " | ".join(f"{figure:.2f}" for figure in figures)
+            lines.append(f"| {case} | {count} | {name} | {shown} |")
     return "\n".join([*lines, ""])
 
 
-def _parts(count: int) -> Any:
-    """Index arrays of the parts that are held out."""
+def _parts(nests: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Index arrays: what is learned from, in random order, and the nests that are held out."""
     generator = np.random.default_rng(0)
     for _ in range(REPETITIONS):
-        yield from np.array_split(generator.permutation(count), PARTS)
+        order = generator.permutation(len(nests))
+        for part in np.array_split(generator.permutation(np.unique(nests)), PARTS):
+            is_held_out = np.isin(nests[order], part)
+            yield order[~is_held_out], order[is_held_out]
 
 
-def _scores(tuning: Any, extractor: Any, candidates: list[Any], seconds: Any, held_out: Any) -> Any:
-    """Train on all but a part, and score that part."""
-    seen = [index for index in range(len(candidates)) if index not in set(held_out.tolist())]
-    model = meta_schedule.cost_model.XGBModel(
-        extractor=extractor, num_warmup_samples=0, num_tuning_cores=1
-    )
-    results = [RunnerResult([float(seconds[index])], None) for index in seen]
-    model.update(tuning, [candidates[index] for index in seen], results)
-    return model.predict(tuning, [candidates[index] for index in held_out])
+def _scores(model: Any, data: Data, seen: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+    """Train on some candidates, and score others."""
+    results = [RunnerResult([float(data.seconds[index])], None) for index in seen]
+    model.update(data.tuning, [data.candidates[index] for index in seen], results)
+    others = [data.candidates[index] for index in held_out]
+    if isinstance(model, PlanAwareModel):
+        return np.asarray(model.scores(data.tuning, others))
+    return np.asarray(model.predict(data.tuning, others))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,9 @@ def test_noise_and_a_slower_median_are_problems() -> None:
 
 def test_both_spaces_get_the_same_settings() -> None:
     model = tuning_cases.xgboost_model(2, 64)
-    plain = tuning_cases._without_plan(model)
-    assert plain.num_warmup_samples == model.num_warmup_samples
-    assert plain.config == model.config
+    theirs = tuning_cases.tvms_model(model)
+    assert theirs.num_warmup_samples == model.num_warmup_samples
+    assert theirs.config.nthread == model.num_tuning_cores
 
 
 @pytest.mark.parametrize(
@@ -73,3 +74,28 @@ def test_pairs_of_one_nest_are_compared(scores: list[float], expected: list[floa
 def test_pairs_within_the_noise_are_not_compared() -> None:
     seconds, nests = np.array([1.0, 1.01]), np.array([7, 7])
     assert tuning_features._ordered_pairs(np.array([1.0, 2.0]), seconds, nests) == []
+
+
+def test_a_nest_is_learned_from_or_held_out() -> None:
+    nests = np.array([5, 5, 6, 7, 7, 7, 8, 9])
+    parts = list(tuning_features._parts(nests))
+    assert len(parts) == tuning_features.REPETITIONS * tuning_features.PARTS
+    for seen, held_out in parts:
+        assert sorted([*seen, *held_out]) == list(range(len(nests)))
+        assert not set(nests[seen]) & set(nests[held_out])
+
+
+def test_a_model_without_the_plan_sees_none() -> None:
+    case = tuning_cases.CASES[0]
+    tuning = tuning_features._context(case, tuning_features.space_generator(case.target))
+    found = list(itertools.islice(tuning_features._random_candidates(tuning), 4))
+    candidates = [tuning_features.meta_schedule.MeasureCandidate(each, []) for each in found]
+    width = len(tuning_features.FEATURE_NAMES)
+    with_plan, without = (
+        make().extractor.extract_from(tuning, candidates)
+        for make in (tuning_features.our_model, tuning_features.without_plan)
+    )
+    for one, other in zip(with_plan, without, strict=True):
+        np.testing.assert_array_equal(one.numpy()[:, :-width], other.numpy()[:, :-width])
+        assert not other.numpy()[:, -width:].any()
+    assert any(one.numpy()[:, -width:].any() for one in with_plan)

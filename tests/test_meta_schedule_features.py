@@ -3,31 +3,24 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 import workloads
-from scipy.stats import spearmanr
 from tuning_samples import (
     LLVM,
     OPENCL,
     accepted,
     context,
     default_context,
-    own_spaces,
     sample,
 )
 from tvm.s_tir import Schedule, meta_schedule
-from tvm.s_tir.meta_schedule.runner import RunnerResult
 
 from tvm_streamk import devices
 from tvm_streamk.meta_schedule_rule import FEATURE_NAMES, StreamKFeatures, plan_features
 from tvm_streamk.tuning.counts import count, reduction_blocks
-from tvm_streamk.tuning.mutator import sampling_of_choice
 
 GEMM = workloads.gemm(48, 32, 516).function
 DEVICE = devices.cpu(2)
@@ -69,6 +62,7 @@ def test_features_of_a_known_plan() -> None:
     }
     for name, value in expected.items():
         assert features[name] == pytest.approx(np.log2(1 + value)), name
+    assert features["log2_imbalance"] == 0
 
 
 def test_a_plan_without_a_choice_is_data_parallel() -> None:
@@ -77,6 +71,7 @@ def test_a_plan_without_a_choice_is_data_parallel() -> None:
     assert features["log2_workspace_bytes"] == features["log2_cuts"] == 0
     assert features["log2_waves_after"] == features["log2_waves_before"]
     assert features["log2_predicted_gain"] == 1
+    assert features["log2_imbalance"] == pytest.approx(np.log2(2 * 2 / 3))
 
 
 def test_one_word_is_true_at_a_time() -> None:
@@ -124,62 +119,3 @@ def test_tvms_features_cannot_tell_decisions_apart_and_ours_can() -> None:
         assert np.isfinite(extended).all()
     plans = [tuple(extended[0, width:]) for extended in ours]
     assert len(set(plans)) == len(plans)
-
-
-def test_a_model_ranks_decisions_by_the_plan() -> None:
-    """On times that follow the plan. What it does on measured times is for the benchmarks to say.
-
-    Few nests, many decisions each: for TVM's features alone the decisions are noise.
-    """
-    tuning = context(GEMM, LLVM)
-    schedules = varied(tuning)
-    gains = np.array([named(each)["log2_gain_of_waves"] for each in schedules])
-    train, test = schedules[::2], schedules[1::2]
-    scores = {}
-    for name, extractor in (
-        ("nest", meta_schedule.feature_extractor.PerStoreFeature()),
-        ("plan", StreamKFeatures()),
-    ):
-        model = meta_schedule.cost_model.XGBModel(
-            extractor=extractor, num_warmup_samples=0, num_tuning_cores=1
-        )
-        results = [RunnerResult([float(2**-gain)], None) for gain in gains[::2]]
-        model.update(tuning, measured(train), results)
-        predicted = model.predict(tuning, measured(test))
-        scores[name] = spearmanr(predicted, gains[1::2]).statistic
-    assert scores["plan"] > 0.9
-    assert scores["nest"] < scores["plan"] - 0.1
-
-
-def traces_with_few_tiles(tuning: Any, space: Schedule) -> Iterator[Any]:
-    """Traces of nests whose tiles do not fill whole waves."""
-    for seed in range(1, SEEDS):
-        candidate = sample(tuning, space, seed)
-        counts = count(candidate.mod["main"], "C")
-        if counts is not None and counts.num_tiles in (1, 3):
-            yield candidate.trace
-
-
-def varied(tuning: Any) -> list[Schedule]:
-    """A few nests, each with every decision that fits it, in random order."""
-    space = own_spaces(tuning)[0]
-    found: list[Schedule] = []
-    for trace in itertools.islice(traces_with_few_tiles(tuning, space), NESTS):
-        sampling = sampling_of_choice(trace)
-        for taken in range(len(sampling.attrs[0])):
-            candidate = Schedule(tuning.mod)
-            trace.with_decision(sampling, taken, remove_postproc=True).apply_to_schedule(
-                candidate, remove_postproc=True
-            )
-            candidate.enter_postproc()
-            if accepted(tuning, candidate):
-                found.append(candidate)
-    return [found[index] for index in np.random.default_rng(0).permutation(len(found))]
-
-
-def test_the_cost_model_is_tvms_with_our_features() -> None:
-    from tvm_streamk.meta_schedule_rule import xgboost_model
-
-    model = xgboost_model(num_sms=2, max_trials=16)
-    assert isinstance(model, tvm.s_tir.meta_schedule.CostModel)
-    assert model.num_warmup_samples == 8

@@ -32,7 +32,7 @@ from tvm_streamk.errors import SplitsDoNotDivide, StreamKError, TooManyWorkers
 from tvm_streamk.meta_schedule_rule import VerifyStreamK
 from tvm_streamk.pipeline import without_annotation
 from tvm_streamk.tuning.counts import count
-from tvm_streamk.tuning.errors import CutsGainNothing
+from tvm_streamk.tuning.errors import NothingGained
 from tvm_streamk.tuning.postproc import FLAG_BYTES, final_decision, require_gain
 
 WORKLOAD = workloads.gemm(15, 35, 516)
@@ -98,26 +98,29 @@ def test_a_choice_that_cannot_be_read_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "processors", "overlaps", "pays"),
+    ("decomposition", "workers", "processors", "overlaps", "pays"),
     [
-        (2, 2, False, True),
+        ("stream_k", 2, 2, False, True),
         # A wave of its own per tile, before and after: nothing is shorter.
-        (4, 1, False, False),
+        ("stream_k", 4, 1, False, False),
         # Twice as many pieces of half the length: only where workers overlap.
-        (6, 3, False, False),
-        (6, 3, True, True),
-        (4, 3, True, False),
+        ("stream_k", 6, 3, False, False),
+        ("stream_k", 6, 3, True, True),
+        ("stream_k", 4, 3, True, False),
+        # The same tiles in the same rounds, by fewer workers.
+        ("persistent", 2, 2, False, False),
+        ("persistent", 2, 2, True, True),
     ],
 )
-def test_cuts_that_shorten_nothing_are_rejected(
-    workers: int, processors: int, overlaps: bool, pays: bool
+def test_decisions_that_shorten_nothing_are_rejected(
+    decomposition: str, workers: int, processors: int, overlaps: bool, pays: bool
 ) -> None:
     """Three tiles: on one processor three rounds, on two processors two, on three one."""
     import schedules
 
     function = schedules.hand_cpu(workloads.gemm(48, 32, 64)).mod["main"]
-    decision = RecordedDecision("C", "stream_k", "two_phase", "prologue", workers, 0)
-    refusal = contextlib.nullcontext() if pays else pytest.raises(CutsGainNothing)
+    decision = RecordedDecision("C", decomposition, "two_phase", "prologue", workers, 0)
+    refusal = contextlib.nullcontext() if pays else pytest.raises(NothingGained)
     with refusal:
         require_gain(function, decision, processors, overlaps)
 
@@ -212,17 +215,11 @@ def shared_bytes(schedule: Schedule) -> int:
 
 @pytest.mark.parametrize(
     ("target", "decomposition"),
-    [
-        (target, word)
-        for target in (LLVM, OPENCL)
-        for word in ("stream_k", "split_k", "two_tile", "persistent")
-    ],
+    [(target, word) for target in (LLVM, OPENCL) for word in ("stream_k", "split_k", "two_tile")],
     ids=lambda value: value["kind"] if isinstance(value, dict) else value,
 )
 def test_accepted_candidates_are_right(target: Any, decomposition: str) -> None:
-    # Whole waves of two are done by persistent workers, odd numbers of tiles are cut.
-    is_even = decomposition == "persistent"
-    workload = workloads.gemm(30, 14, 60) if is_even else workloads.gemm(15, 7, 60)
+    workload = workloads.gemm(15, 7, 60)  # Odd numbers of tiles, which two workers must cut.
     tuning = context(workload.function, target)
 
     def wanted(decision: RecordedDecision | None) -> bool:

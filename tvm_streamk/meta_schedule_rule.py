@@ -36,6 +36,7 @@ from tvm_streamk.tuning.rule import StreamK, applicability
 from tvm_streamk.tuning.runner import runner
 from tvm_streamk.tuning.slow_import import without_tensor_intrinsics
 from tvm_streamk.tuning.space import space_generator
+from tvm_streamk.tuning.time_model import PlanAwareModel
 from tvm_streamk.tuning.tune import TuningResult, tune, xgboost_model
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "MutateStreamK",
     "NothingMeasured",
     "OpenCLRunner",
+    "PlanAwareModel",
     "RemoteWithoutRuntime",
     "StreamK",
     "StreamKFeatures",

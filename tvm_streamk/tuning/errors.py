@@ -16,10 +16,10 @@ class SymbolicShapes(StreamKError):
 
 
 @tvm.error.register_error
-class CutsGainNothing(StreamKError):
-    """Tiles would be cut, and no processor would finish earlier."""
+class NothingGained(StreamKError):
+    """Tiles would be shared out in another way, and no processor would finish earlier."""
 
-    requirement = "cutting tiles shortens the longest processor's work"
+    requirement = "the decision shortens the longest processor's work"
 
 
 class WorkDirectoryIsAFile(NotADirectoryError):

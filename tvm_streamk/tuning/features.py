@@ -39,13 +39,16 @@ COUNT_NAMES = (
     "log2_predicted_us",
     "log2_predicted_gain",
 )
+LOG2_IMBALANCE = "log2_imbalance"
 FEATURE_NAMES = (
     "is_one_nest",
     *(f"is_{word}" for word in DECOMPOSITIONS),
     *(f"merges_by_{word}" for word in MERGES),
     *COUNT_NAMES,
+    LOG2_IMBALANCE,
 )
-"""The columns that :class:`StreamKFeatures` adds, in order; counts are ``log2(1 + n)``."""
+"""The columns that :class:`StreamKFeatures` adds, in order; counts are ``log2(1 + n)``. The
+imbalance is ``log2`` of the busiest processor's panels over an even share of all panels."""
 
 
 @derived_object
@@ -152,4 +155,6 @@ def _plan_counts(
         time_us,
         base_us / time_us,
     )
-    return {name: math.log2(1 + value) for name, value in zip(COUNT_NAMES, values, strict=True)}
+    features = {name: math.log2(1 + value) for name, value in zip(COUNT_NAMES, values, strict=True)}
+    features[LOG2_IMBALANCE] = math.log2(waves_after * device.num_sms / counts.num_tiles)
+    return features

@@ -22,7 +22,7 @@ from tvm_streamk.errors import SplitsDoNotDivide, StreamKError, TooManyWorkers
 from tvm_streamk.partition import DATA_PARALLEL, SPLIT_K, Partition
 from tvm_streamk.pipeline import recorded_decision, without_annotation
 from tvm_streamk.tuning.counts import count
-from tvm_streamk.tuning.errors import CutsGainNothing
+from tvm_streamk.tuning.errors import NothingGained
 from tvm_streamk.tuning.processors import device_of, is_cpu, runs_one_worker_at_a_time
 from tvm_streamk.tuning.slow_import import without_tensor_intrinsics
 
@@ -125,7 +125,7 @@ def final_decision(function: Any, recorded: RecordedDecision | Choice) -> Record
 def require_gain(
     function: Any, decision: RecordedDecision, processors: int, overlaps: bool
 ) -> None:
-    """Refuse to cut tiles where no processor would finish earlier.
+    """Refuse to share tiles out in another way where no processor would finish earlier.
 
     Parameters
     ----------
@@ -137,11 +137,11 @@ def require_gain(
         How many workers run at the same time.
     overlaps : bool
         Whether a processor runs several workers at a time. They hide each other's waiting, so that
-        the same number of rounds in smaller pieces may still be faster.
+        the same number of rounds in smaller pieces, or in fewer workers, may still be faster.
 
     Raises
     ------
-    CutsGainNothing
+    NothingGained
         The longest processor has as many panels as before; more, where workers overlap.
     """
     counts = count(function, decision.block)
@@ -152,8 +152,8 @@ def require_gain(
     )
     before = -(-counts.num_tiles // processors) * counts.panels
     after = -(-decision.num_workers // processors) * partition.most_panels
-    if partition.cuts and (after > before if overlaps else after >= before):
-        raise CutsGainNothing(
+    if after > before if overlaps else after >= before:
+        raise NothingGained(
             f"{decision.decomposition} on {decision.num_workers} workers gives the longest of "
             f"{processors} processors {after} panels, the nest as it is {before}.",
             block=decision.block,

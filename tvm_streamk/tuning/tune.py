@@ -18,12 +18,12 @@ from tvm_streamk.devices import Device
 from tvm_streamk.tuning import report
 from tvm_streamk.tuning.builder import builder as default_builder
 from tvm_streamk.tuning.errors import NothingMeasured, WorkDirectoryIsAFile
-from tvm_streamk.tuning.features import StreamKFeatures
 from tvm_streamk.tuning.processors import device_of
 from tvm_streamk.tuning.progress import ShowProgress, bar_on, log_in_files
 from tvm_streamk.tuning.rule import require_constant_shapes
 from tvm_streamk.tuning.runner import runner as default_runner
 from tvm_streamk.tuning.space import space_generator, tensor_intrinsics_for
+from tvm_streamk.tuning.time_model import PlanAwareModel
 
 TRIALS = 64
 TRIALS_PER_BATCH = (8, 32)
@@ -39,6 +39,10 @@ POPULATION_PER_TRIAL = 4
 FEWEST_UNMEASURED = 50
 """The first two are TVM's own defaults for long runs; short runs need fewer candidates to pick
 from, and each costs a replay and an analysis."""
+
+RANDOM_SHARE = 0.25
+"""Part of a batch that is drawn at random. TVM's twentieth rounds to none in a short batch, and the
+search then stays with the first nest that looked good."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,7 @@ def tune(
             num_trials_per_iter=_trials_per_batch(max_trials),
             builder=builder or default_builder(target),
             runner=runner or default_runner(target, rpc),
-            cost_model=cost_model or xgboost_model(device.num_slots, max_trials),
+            cost_model=cost_model or xgboost_model(device.num_slots, max_trials, seed),
             measure_callbacks=[
                 *meta_schedule.measure_callback.MeasureCallback.create("default"),
                 *callbacks,
@@ -179,34 +183,37 @@ def result_of(
     return TuningResult(module, target, database, device, tuple(found))
 
 
-def xgboost_model(num_sms: int, max_trials: int = TRIALS) -> Any:
-    """TVM's XGBoost cost model, with the plan of each candidate among its features.
+def xgboost_model(num_sms: int, max_trials: int = TRIALS, seed: int | None = None) -> Any:
+    """The XGBoost cost model for a run, which knows the plan of each candidate.
 
     Parameters
     ----------
     num_sms : int
         Processors of the device.
     max_trials : int
-        Candidates that will be measured. TVM's model guesses at random for the first 100, so that
-        a shorter run would never use it; here it is used from the second batch on.
+        Candidates that will be measured.
+    seed : int, optional
+        For a search that can be repeated.
 
     Returns
     -------
-    tvm.s_tir.meta_schedule.cost_model.XGBModel
+    PlanAwareModel
     """
-    return meta_schedule.cost_model.XGBModel(
-        extractor=StreamKFeatures(num_sms),
+    return PlanAwareModel(
+        num_sms,
         num_warmup_samples=_trials_per_batch(max_trials),
         num_tuning_cores=1 if max_trials <= MOST_TRIALS_ON_ONE_THREAD else None,
+        seed=seed,
     )
 
 
 def search(max_trials: int) -> Any:
-    """TVM's evolutionary search, with a population that suits the number of trials."""
+    """TVM's evolutionary search, with numbers that suit the number of trials."""
     population = min(MOST_POPULATION, POPULATION_PER_TRIAL * max_trials)
     return meta_schedule.search_strategy.EvolutionarySearch(
         population_size=population,
         init_min_unmeasured=min(FEWEST_UNMEASURED, max_trials),
+        eps_greedy=RANDOM_SHARE,
     )
 
 

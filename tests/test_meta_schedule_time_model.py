@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cost model: what it knows before it has seen anything, and that it learns from what it sees.
+
+How well it ranks measured times is for ``benchmarks/tuning_features.py`` to say.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+import workloads
+from scipy.stats import spearmanr
+from tuning_samples import LLVM, accepted, context, own_spaces, sample
+from tvm.s_tir import Schedule, meta_schedule
+from tvm.s_tir.meta_schedule.runner import RunnerResult
+
+from tvm_streamk import devices
+from tvm_streamk.meta_schedule_rule import FEATURE_NAMES, plan_features, xgboost_model
+from tvm_streamk.pipeline import recorded_decision, without_annotation
+from tvm_streamk.tuning.counts import count
+from tvm_streamk.tuning.mutator import sampling_of_choice
+from tvm_streamk.tuning.time_model import SIBLINGS_SHARE, Measured, PlanAwareModel
+
+GEMM = workloads.gemm(48, 32, 516).function
+LARGER = workloads.gemm(48, 32, 1032).function
+DEVICE = devices.cpu(2)
+NESTS = 6
+SEEDS = 400
+
+
+@functools.lru_cache(maxsize=2)
+def varied(function: Any = GEMM) -> tuple[Any, list[Schedule]]:
+    """A tuning context, and a few nests, each with every decision that fits it, shuffled."""
+    tuning = context(function, LLVM)
+    space = own_spaces(tuning)[0]
+    found: list[Schedule] = []
+    for trace in itertools.islice(traces_with_few_tiles(tuning, space), NESTS):
+        sampling = sampling_of_choice(trace)
+        for taken in range(len(sampling.attrs[0])):
+            candidate = Schedule(tuning.mod)
+            trace.with_decision(sampling, taken, remove_postproc=True).apply_to_schedule(
+                candidate, remove_postproc=True
+            )
+            candidate.enter_postproc()
+            if accepted(tuning, candidate):
+                found.append(candidate)
+    return tuning, [found[index] for index in np.random.default_rng(0).permutation(len(found))]
+
+
+def traces_with_few_tiles(tuning: Any, space: Schedule) -> Iterator[Any]:
+    """Traces of nests whose tiles do not fill whole waves."""
+    for seed in range(1, SEEDS):
+        candidate = sample(tuning, space, seed)
+        counts = count(candidate.mod["main"], "C")
+        if counts is not None and counts.num_tiles in (1, 3):
+            yield candidate.trace
+
+
+def imbalance(schedule: Schedule) -> float:
+    return float(plan_features(schedule, DEVICE)[FEATURE_NAMES.index("log2_imbalance")])
+
+
+def seconds(schedule: Schedule, scale: float = 1e-5) -> float:
+    """Times that follow the nest and the plan: more panels, more to do around them."""
+    panels = plan_features(schedule, DEVICE)[FEATURE_NAMES.index("log2_panels")]
+    return float(scale * 2 ** (panels / 4 + imbalance(schedule)))
+
+
+def candidates(schedules: list[Schedule]) -> list[Any]:
+    return [meta_schedule.MeasureCandidate(each, []) for each in schedules]
+
+
+def results(times: Any) -> list[Any]:
+    return [RunnerResult([float(each)], None) for each in times]
+
+
+def trained(tuning: Any, schedules: list[Schedule], scale: float = 1e-5) -> Any:
+    model = PlanAwareModel(2, seed=0)
+    model.update(tuning, candidates(schedules), results(seconds(s, scale) for s in schedules))
+    return model
+
+
+def rank_correlation(scores: Any, schedules: list[Schedule]) -> float:
+    return float(spearmanr(scores, [1 / seconds(each) for each in schedules]).statistic)
+
+
+def test_before_anything_is_measured_the_plan_decides() -> None:
+    """At random, but a candidate that takes twice as long by its plan has half the chance."""
+    tuning, schedules = varied()
+    imbalances = np.array([imbalance(each) for each in schedules])
+    assert len(set(imbalances)) > 1
+    draws = [PlanAwareModel(2, seed=each).scores(tuning, candidates(schedules)) for each in (0, 1)]
+    for scores in draws:
+        assert ((scores * 2**imbalances < 1) & (scores > 0)).all()
+    again = PlanAwareModel(2, seed=1).scores(tuning, candidates(schedules))
+    np.testing.assert_array_equal(again, draws[1])
+    assert (draws[0] != draws[1]).any()
+
+
+def test_it_ranks_what_it_has_not_seen() -> None:
+    """By the plan too: TVM's own model sees the same nest in all decisions on it."""
+    tuning, schedules = varied()
+    train, test = schedules[::2], schedules[1::2]
+    theirs = meta_schedule.cost_model.XGBModel(num_warmup_samples=0, num_tuning_cores=1)
+    theirs.update(tuning, candidates(train), results(seconds(each) for each in train))
+    found = trained(tuning, train).scores(tuning, candidates(test))
+    assert rank_correlation(found, test) > 0.95
+    assert rank_correlation(theirs.predict(tuning, candidates(test)), test) < 0.9
+
+
+def test_scores_are_positive_and_the_fastest_measured_has_about_one() -> None:
+    tuning, schedules = varied()
+    scores = trained(tuning, schedules).scores(tuning, candidates(schedules))
+    fastest = min(range(len(schedules)), key=lambda index: seconds(schedules[index]))
+    assert (scores > 0).all()
+    assert scores[fastest] == pytest.approx(1, rel=0.1)
+
+
+def test_workloads_of_other_sizes_do_not_disturb() -> None:
+    """Relax tunes all functions of a model with one cost model."""
+    tuning, schedules = varied()
+    larger, longer = varied(LARGER)
+    model = trained(larger, longer, scale=1.0)
+    model.update(tuning, candidates(schedules), results(map(seconds, schedules)))
+    assert rank_correlation(model.scores(tuning, candidates(schedules)), schedules) > 0.95
+    scores = model.scores(larger, candidates(longer))
+    assert rank_correlation(scores, longer) > 0.95
+
+
+def test_failures_are_slow() -> None:
+    tuning, schedules = varied()
+    model = PlanAwareModel(2, seed=0)
+    failed = RunnerResult(None, "no such luck")
+    half = len(schedules) // 2
+    model.update(tuning, candidates(schedules[:half]), [failed] * half)
+    assert not model.forests
+    measured = results([1e-3] * (len(schedules) - half))
+    model.update(tuning, candidates(schedules[half:]), measured)
+    times = Measured([], [1e-3, float("inf")]).log2_seconds()
+    assert times[1] == times[0] + 1
+    assert np.isfinite(model.scores(tuning, candidates(schedules))).all()
+
+
+def test_it_guesses_until_the_first_batch_is_measured() -> None:
+    tuning, schedules = varied()
+    model = xgboost_model(num_sms=2, max_trials=16, seed=0)
+    few = schedules[: model.num_warmup_samples - 1]
+    model.update(tuning, candidates(few), results(map(seconds, few)))
+    first, second = (model.scores(tuning, candidates(schedules)) for _ in range(2))
+    assert (first != second).any()
+    model.update(tuning, candidates(schedules[-1:]), results([seconds(schedules[-1])]))
+    first, second = (model.scores(tuning, candidates(schedules)) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_one_decision_per_nest_in_a_batch() -> None:
+    """Of the decisions on each nest the best keeps its score; what was measured does not count."""
+    tuning, schedules = varied()
+    different = list({tvm_ffi.structural_hash(each.mod): each for each in schedules}.values())
+    half = len(different) // 2
+    model = trained(tuning, different[:half])
+    new = different[half:]
+    scores, kept = model.scores(tuning, candidates(new)), model.predict(tuning, candidates(new))
+    nests = np.array([nest_of(each) for each in new])
+    assert len(set(nests)) < len(new)
+    for nest in set(nests):
+        own = np.flatnonzero(nests == nest)
+        best = own[np.argmax(scores[own])]
+        assert kept[best] == scores[best]
+        others = own[own != best]
+        np.testing.assert_allclose(kept[others], scores[others] * SIBLINGS_SHARE)
+    # The same candidates again, in the next generation of the same batch: as before.
+    np.testing.assert_array_equal(model.predict(tuning, candidates(new)), kept)
+    # Once they are measured they stand in nobody's way.
+    model.update(tuning, candidates(new), results(map(seconds, new)))
+    again = model.predict(tuning, candidates(new))
+    np.testing.assert_array_equal(again, model.scores(tuning, candidates(new)))
+
+
+def nest_of(schedule: Schedule) -> int:
+    function = schedule.mod["main"]
+    recorded = recorded_decision(function)
+    return tvm_ffi.structural_hash(function if recorded is None else without_annotation(function))
+
+
+def test_what_was_measured_can_be_kept(tmp_path: Path) -> None:
+    tuning, schedules = varied()
+    model = trained(tuning, schedules)
+    model.save(str(tmp_path / "measured"))
+    loaded = PlanAwareModel(2)
+    loaded.load(str(tmp_path / "measured"))
+    expected = model.scores(tuning, candidates(schedules))
+    np.testing.assert_array_equal(loaded.scores(tuning, candidates(schedules)), expected)
+
+
+def test_it_is_a_cost_model_for_tvms_own_entry_points() -> None:
+    assert isinstance(xgboost_model(num_sms=2), tvm.s_tir.meta_schedule.CostModel)
