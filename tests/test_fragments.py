@@ -197,9 +197,11 @@ def panel_loops(text: str) -> list[str]:
 def test_splits_keep_constant_trip_counts(name: str) -> None:
     plan, split = PRODUCERS[name].streamed(merge="last_arriver", decomposition="split_k", splits=3)
     bounds = panel_loops(kernel_text(split.plan))
-    assert bounds and all(bound.isdigit() for bound in bounds)
-    ahead = {"DLight, float16 to float32": 1, "MetaSchedule, mma": 2}.get(name, 0)
-    assert int(bounds[0]) == plan.panels // 3 - ahead
+    assert all(bound.isdigit() for bound in bounds)
+    # MetaSchedule's mma nest asks for unrolling, which only constant trip counts get.
+    assert bool(bounds) == (name != "MetaSchedule, mma")
+    ahead = {"DLight, float16 to float32": 1}.get(name, 0)
+    assert not bounds or int(bounds[0]) == plan.panels // 3 - ahead
     _, streamed = PRODUCERS[name].streamed(merge="last_arriver", num_workers=WORKERS)
     assert any("segment" in bound for bound in panel_loops(kernel_text(streamed.plan)))
 
