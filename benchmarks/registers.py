@@ -247,7 +247,7 @@ def usage_of(source: str, architecture: str, limit: int | None = None) -> Usage:
     compiler = _compiler()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernels.cu"
-        file.write_text(source if limit is None else _held_to(source, limit))
+        file.write_text(source if limit is None else held_to(source, limit))
         command = [compiler, f"-arch={architecture}", "-cubin", "-Xptxas", "-v", "-w", str(file)]
         done = subprocess.run(
             [*command, "-o", str(Path(folder) / "kernels.cubin")],
@@ -260,7 +260,7 @@ def usage_of(source: str, architecture: str, limit: int | None = None) -> Usage:
     return _parse(done.stderr)
 
 
-def _held_to(source: str, limit: int) -> str:
+def held_to(source: str, limit: int) -> str:
     """The source with a limit of registers instead of one of threads; all threads still fit."""
 
     def bound(match: re.Match[str]) -> str:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """TVM's own design space against the same space with Stream-K in it.
 
-``python benchmarks/tuning.py [--save] [--trials 64] [--case 0 ...] [--folder kept]``. Every case is
+``python benchmarks/tuning.py [--save] [--trials 48] [--case 0 ...] [--folder kept]``. Every case is
 tuned with three seeds in both spaces, each run in a fresh process; the winners of a seed are then
 timed against each other, in turn. All seeds are reported. With ``--save`` the table goes to
-``tuning_results.md`` and ``.json`` beside this program. The databases stay in ``--folder``, where
-``tuning_features.py`` finds them.
+``tuning_results.md`` and ``.json`` beside this program. The databases stay in ``--folder``.
 """
 
 from __future__ import annotations

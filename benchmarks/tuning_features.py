@@ -44,7 +44,7 @@ from tvm_streamk.meta_schedule_rule import (
     space_generator,
     without_tensor_intrinsics,
 )
-from tvm_streamk.pipeline import recorded_decision, without_annotation
+from tvm_streamk.pipeline import without_annotation
 from tvm_streamk.tuning.mutator import sampling_of_choice
 from tvm_streamk.tuning.processors import is_cpu
 from tvm_streamk.tuning.report import seconds_of
@@ -206,10 +206,7 @@ def _ranking(make: Callable[[], Any], data: Data) -> Ranking:
 
 def _nest_of(schedule: Schedule) -> int:
     """The same number for the same nest, whatever is decided on it."""
-    function = schedule.mod["main"]
-    recorded = recorded_decision(function)
-    bare = function if recorded is None else without_annotation(function)
-    return tvm_ffi.structural_hash(bare)
+    return tvm_ffi.structural_hash(without_annotation(schedule.mod["main"]))
 
 
 def _ordered_pairs(scores: Any, seconds: Any, nests: Any) -> list[float]:

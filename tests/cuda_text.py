@@ -13,7 +13,6 @@ _KERNEL = re.compile(
     r'extern "C" __global__ void [^{;]*?(\w+)\(([^()]*)\) \{\n(.*?)^\}', re.S | re.M
 )
 _ASSIGNMENT = re.compile(r"^\s*(?:\w+ )*(\w+)(?:\[.*?\])?(?:\.\w+)? = (.*);$")
-REGISTERS_PER_BLOCK = 65536
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _ARRAY = re.compile(r"^ *(?:alignas\(\d+\) )?(?:float|double|int|half)(\d?) (\w+)\[(\d+)\];", re.M)
@@ -87,15 +86,6 @@ def differs_between_threads(head: str, body: str) -> bool:
         grown = not found <= dependent
         dependent |= found
     return bool(dependent & set(re.findall(r"\w+", head)))
-
-
-def held_to(source: str, registers: int) -> str:
-    """The source with a limit of registers in the place of one of threads, which still fit."""
-
-    def limit(match: re.Match[str]) -> str:
-        return f"__maxnreg__({min(registers, REGISTERS_PER_BLOCK // int(match[1]))})"
-
-    return re.sub(r"__launch_bounds__\((\d+)\)", limit, source)
 
 
 def compile_for(source: str, folder: Path, *architectures: str) -> dict[tuple[str, str], Frame]:

@@ -5,8 +5,10 @@ only some threads reach."""
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,6 @@ from cuda_text import (
     compile_for,
     conditions_around_barriers,
     differs_between_threads,
-    held_to,
     kernels,
 )
 from schedules import GpuTiling
@@ -29,6 +30,9 @@ from workloads import Workload, batched_gemm, conv2d, gemm, gemv
 
 from tvm_streamk import analyze
 from tvm_streamk.testing.launch_plan import plan_launches
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+registers = importlib.import_module("registers")
 
 CUDA = {"kind": "cuda", "arch": "sm_80"}
 ARCHITECTURES = ("80", "90")
@@ -164,7 +168,7 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
 
 @pytest.fixture(scope="module")
 def held_frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
-    held = held_to(source(), ENOUGH_REGISTERS)
+    held = registers.held_to(source(), ENOUGH_REGISTERS)
     return compile_for(held, tmp_path_factory.mktemp("held"), *ARCHITECTURES)
 
 

@@ -230,11 +230,8 @@ def rebuild_loop(original: Any, body: Statement, **changes: Any) -> Any:
 
 def pragmas(original: Any) -> dict[str, Any]:
     """The annotations of a loop that hold for whatever its body is (unrolling, say)."""
-    return {key: value for key, value in original.annotations.items() if _is_pragma(key)}
-
-
-def _is_pragma(key: Any) -> bool:
-    return str(key).startswith("pragma_")
+    found = original.annotations.items()
+    return {key: value for key, value in found if str(key).startswith("pragma_")}
 
 
 def rebuild_block(original: Any, **changes: Any) -> Any:

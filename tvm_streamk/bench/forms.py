@@ -146,10 +146,9 @@ def build(
 
     with ThreadPoolExecutor(builders) as pool:
         kernels = list(pool.map(compiled, jobs, [schedule for schedule, _ in scheduled]))
+    first_of: dict[int, Prepared] = {}
     for job, kernel in zip(jobs, kernels, strict=True):
-        first = next(
-            one for other, one in zip(jobs, kernels, strict=True) if other.product is job.product
-        )
+        first = first_of.setdefault(id(job.product), kernel)
         if kernel.can_share:
             kernel.share(first)
     forms = [Form(plan, kernel) for (_, plan), kernel in zip(scheduled, kernels, strict=True)]

@@ -152,7 +152,8 @@ def require_gain(
     )
     before = -(-counts.num_tiles // processors) * counts.panels
     after = -(-decision.num_workers // processors) * partition.most_panels
-    if after > before if overlaps else after >= before:
+    shortens_nothing = after > before if overlaps else after >= before
+    if shortens_nothing:
         raise NothingGained(
             f"{decision.decomposition} on {decision.num_workers} workers gives the longest of "
             f"{processors} processors {after} panels, the nest as it is {before}.",

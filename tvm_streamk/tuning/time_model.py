@@ -61,6 +61,10 @@ class Measured:
         slowest = seconds[succeeded].max() if succeeded.any() else 1.0
         return np.log2(np.where(succeeded, seconds, slowest * FAILED_FACTOR))
 
+    def log2_even_seconds(self) -> np.ndarray:
+        """Logarithms of what the times would be if the panels were shared evenly."""
+        return self.log2_seconds() - _imbalance(np.array(self.rows))
+
 
 class OnePerNest:
     """Of the decisions on a nest that are not measured yet, let one be tried at a time.
@@ -180,7 +184,7 @@ class PlanAwareModel(meta_schedule.cost_model.PyCostModel):
         known = self.measured.get(_key(context), Measured())
         if not self.forests or len(known.seconds) < self.num_warmup_samples:
             return self.random.uniform(size=len(rows)) / np.exp2(_imbalance(rows))
-        best = (known.log2_seconds() - _center(known)).min()
+        best = known.log2_seconds().min() - known.log2_even_seconds().mean()
         return np.exp2(best - self._log2_times(rows))
 
     def _train(self) -> None:
@@ -190,8 +194,9 @@ class PlanAwareModel(meta_schedule.cost_model.PyCostModel):
         if not known:
             return
         rows = np.vstack([np.array(each.rows) for each in known])
-        times = np.concatenate([each.log2_seconds() - _center(each) for each in known])
-        data = xgboost.DMatrix(rows, label=times - _imbalance(rows))
+        # What workloads of different sizes have in common is left when their mean is taken out.
+        even = [each.log2_even_seconds() for each in known]
+        data = xgboost.DMatrix(rows, label=np.concatenate([each - each.mean() for each in even]))
         self.forests = [
             xgboost.train(
                 {**TREES, "seed": seed, "nthread": self.num_tuning_cores},
@@ -217,11 +222,6 @@ def summarized(matrix: np.ndarray) -> np.ndarray:
 
 def _imbalance(rows: np.ndarray) -> np.ndarray:
     return rows[:, FEATURE_NAMES.index(LOG2_IMBALANCE) - len(FEATURE_NAMES)].astype("float64")
-
-
-def _center(known: Measured) -> float:
-    """What workloads of different sizes have in common is left when their mean is taken out."""
-    return float((known.log2_seconds() - _imbalance(np.array(known.rows))).mean())
 
 
 def _key(context: Any) -> int:
