@@ -28,7 +28,7 @@ from tuning_cases import CASES, OURS, SEEDS, SPACES
 
 PROGRAM = Path(__file__).parent
 RESULTS = PROGRAM / "tuning_results"
-TRIALS = 48
+TRIALS = 64
 LEAST_RATIO = 0.97
 """Below it a winner of the larger space counts as slower: what a valid control may differ by."""
 

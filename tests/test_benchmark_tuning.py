@@ -51,7 +51,7 @@ def test_noise_and_a_slower_median_are_problems() -> None:
     assert "0.950 times TVM's own space" in slower
     busy = {"not_quiet": "not quiet: others were busy"}
     assert tuning.problems_of([row(1, **busy)]) == [
-        "3 tiles of 32 x 32, seed 1: not quiet: others were busy"
+        f"{tuning_cases.CASES[2].name}, seed 1: not quiet: others were busy"
     ]
 
 

@@ -30,9 +30,17 @@ from tvm_streamk.meta_schedule_rule import (
     xgboost_model,
 )
 from tvm_streamk.pipeline import without_annotation
+from tvm_streamk.tuning.choices import MOST_SPATIAL, NUM_CHOICES
 from tvm_streamk.tuning.counts import count
 from tvm_streamk.tuning.mutator import sampling_of_choice
-from tvm_streamk.tuning.time_model import SIBLINGS_SHARE, Measured, PlanAwareModel
+from tvm_streamk.tuning.time_model import (
+    COUSINS_SHARE,
+    MEASURED_SHARE,
+    SIBLINGS_SHARE,
+    Measured,
+    PlanAwareModel,
+    Variety,
+)
 
 GEMM = workloads.gemm(48, 32, 516).function
 LARGER = workloads.gemm(48, 32, 1032).function
@@ -164,6 +172,7 @@ def test_workloads_of_other_sizes_do_not_disturb() -> None:
 def test_failures_are_slow() -> None:
     tuning, schedules = varied()
     model = PlanAwareModel(2, seed=0)
+    model.update(tuning, [], [])
     failed = RunnerResult(None, "no such luck")
     half = len(schedules) // 2
     model.update(tuning, candidates(schedules[:half]), [failed] * half)
@@ -187,25 +196,56 @@ def test_it_guesses_until_the_first_batch_is_measured() -> None:
     np.testing.assert_array_equal(first, second)
 
 
-def test_one_decision_per_nest_in_a_batch() -> None:
-    """Of the decisions on each nest the best keeps its score; what was measured does not count."""
+def row(tiles: int, nest: int, plan: int) -> np.ndarray:
+    """What the model would know of a candidate, as far as variety looks at it."""
+    parts = (MOST_SPATIAL, tiles), (NUM_CHOICES, nest), (len(FEATURE_NAMES), plan)
+    return np.concatenate([np.full(length, value, "float32") for length, value in parts])
+
+
+def test_one_decision_per_nest_and_few_nests_per_tiling_in_a_batch() -> None:
+    """The best keeps its score, and those related to it have less, the more of them are better."""
+    best, sibling, cousin, second_cousin = row(1, 1, 1), row(1, 1, 2), row(1, 2, 1), row(1, 3, 1)
+    stranger = row(2, 1, 1)
+    rows = np.array([sibling, stranger, second_cousin, best, cousin])
+    scores = np.array([0.9, 0.3, 0.6, 1.0, 0.8])
+    left = [SIBLINGS_SHARE, 1, COUSINS_SHARE**2, 1, COUSINS_SHARE]
+    variety = Variety()
+    np.testing.assert_allclose(variety.weighed(rows, scores), scores * left)
+    # The same candidates again, in the next generation of the same batch: as before.
+    np.testing.assert_allclose(variety.weighed(rows, scores), scores * left)
+    # One that has turned up since and is better than the best stands behind nobody.
+    np.testing.assert_array_equal(variety.weighed(np.array([row(1, 4, 1)]), np.array([2.0])), [2.0])
+
+
+def test_decisions_on_a_nest_that_was_measured_wait_unless_the_plan_promises_more() -> None:
+    measured, alike, better = row(1, 1, 2), row(1, 1, 2), row(1, 1, 1)
+    alike[-len(FEATURE_NAMES)] = 7
+    cousin, score = row(1, 2, 2), np.array([0.9])
+    variety = Variety()
+    for each, left in ((measured, 1), (alike, MEASURED_SHARE), (better, 1), (cousin, 1)):
+        variety.next_batch(measured[np.newaxis])
+        assert variety.weighed(each[np.newaxis], score) == score * left
+    variety.next_batch(better[np.newaxis])
+    assert variety.weighed(alike[np.newaxis], score) == score * MEASURED_SHARE**2
+
+
+def test_the_search_goes_by_scores_with_variety() -> None:
     tuning, schedules = varied()
     different = list({tvm_ffi.structural_hash(each.mod): each for each in schedules}.values())
-    half = len(different) // 2
-    model = trained(tuning, different[:half])
-    new = different[half:]
+    nests = [nest_of(each) for each in different]
+    known, new = (
+        [each for each, its_nest in zip(different, nests, strict=True) if its_nest == nest]
+        for nest in (nests[0], nests[-1])
+    )
+    assert nests[0] != nests[-1]
+    assert len(new) > 1
+    model = trained(tuning, known)
     scores, kept = model.scores(tuning, candidates(new)), model.predict(tuning, candidates(new))
-    nests = np.array([nest_of(each) for each in new])
-    assert len(set(nests)) < len(new)
-    for nest in set(nests):
-        own = np.flatnonzero(nests == nest)
-        best = own[np.argmax(scores[own])]
-        assert kept[best] == scores[best]
-        others = own[own != best]
-        np.testing.assert_allclose(kept[others], scores[others] * SIBLINGS_SHARE)
-    # The same candidates again, in the next generation of the same batch: as before.
-    np.testing.assert_array_equal(model.predict(tuning, candidates(new)), kept)
-    # Once they are measured they stand in nobody's way.
+    best = int(np.argmax(scores))
+    assert kept[best] == scores[best]
+    others = np.arange(len(new)) != best
+    np.testing.assert_allclose(kept[others], scores[others] * SIBLINGS_SHARE)
+    # What was measured keeps its score, for the search to start from.
     model.update(tuning, candidates(new), results(map(seconds, new)))
     again = model.predict(tuning, candidates(new))
     np.testing.assert_array_equal(again, model.scores(tuning, candidates(new)))

@@ -149,6 +149,21 @@ def test_a_candidate_that_cannot_run_is_an_error_of_its_own(tmp_path: Path) -> N
     assert not measured.result().run_secs
 
 
+def test_a_failure_leaves_the_rest_of_its_batch_alone(tmp_path: Path) -> None:
+    target = tvm.target.Target(OPENCL)
+    path = export_launches(build_launches(plain_gpu(), target, None))
+    arguments = meta_schedule.arg_info.ArgInfo.from_prim_func(plain_gpu()["main"])
+    missing = str(tmp_path / "missing.pickle")
+    results = OpenCLRunner(QUICK).run(
+        [
+            meta_schedule.runner.RunnerInput(each, "opencl", arguments)
+            for each in (path, missing, path)
+        ]
+    )
+    assert [bool(each.result().run_secs) for each in results] == [True, False, True]
+    assert "missing.pickle" in results[1].result().error_msg
+
+
 def test_what_is_exported_is_the_stream_k_kernel() -> None:
     target = tvm.target.Target(OPENCL)
     plan = build_launches(plain_gpu(), target, None)

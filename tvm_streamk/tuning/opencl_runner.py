@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -33,7 +34,9 @@ _SHORTEST_SECONDS = 1e-7
 class OpenCLRunner(PyRunner):
     """Measures launch plans in a process of its own, one candidate at a time.
 
-    A kernel that crashes or hangs ends that process, not the search.
+    A kernel that crashes or hangs ends that process, not the search. Before a batch is measured,
+    its kernels are compiled side by side, as many as there are processors: OpenCL devices (PoCL
+    among them) keep on disk what they have compiled, and their compilers use one processor each.
 
     Parameters
     ----------
@@ -51,6 +54,7 @@ class OpenCLRunner(PyRunner):
         super().__init__()
         self.config = EvaluatorConfig._normalized(evaluator_config)
         self.timeout_seconds = timeout_seconds
+        self.compilers = PopenPoolExecutor(max_workers=os.cpu_count(), timeout=timeout_seconds)
         self.pool = PopenPoolExecutor(max_workers=1, timeout=timeout_seconds)
 
     def run(self, runner_inputs: Sequence[Any]) -> list[Any]:
@@ -63,8 +67,17 @@ class OpenCLRunner(PyRunner):
             )
             for each in runner_inputs
         ]
-        results = self.pool.map_with_error_catching(measure_described, described)
-        return [Measured(*self._outcome(result)) for result in results]
+        compiled = list(self.compilers.map_with_error_catching(compile_described, described))
+        runnable = [
+            each
+            for each, outcome in zip(described, compiled, strict=True)
+            if outcome.status == StatusKind.COMPLETE
+        ]
+        times = iter(self.pool.map_with_error_catching(measure_described, runnable))
+        return [
+            Measured(*self._outcome(next(times) if each.status == StatusKind.COMPLETE else each))
+            for each in compiled
+        ]
 
     def _outcome(self, result: Any) -> tuple[list[float] | None, str | None]:
         """Seconds or an error, as TVM wants them, from what its pool of processes gives."""
@@ -98,6 +111,12 @@ def measure_described(described: tuple[str, Sequence[Any], EvaluatorConfig]) -> 
     return measure_file(*described)
 
 
+def compile_described(described: tuple[str, Sequence[Any], EvaluatorConfig]) -> None:
+    """Load a launch plan and launch it once, for which the device compiles its kernels."""
+    path, arguments, _ = described
+    _program(path, arguments).launch()
+
+
 def measure_file(path: str, arguments: Sequence[Any], config: EvaluatorConfig) -> list[float]:
     """Load a launch plan and measure it on arrays as described.
 
@@ -115,9 +134,12 @@ def measure_file(path: str, arguments: Sequence[Any], config: EvaluatorConfig) -
     list of float
         Seconds per launch, one entry per repetition.
     """
+    return time_launches(_program(path, arguments).launch, config)
+
+
+def _program(path: str, arguments: Sequence[Any]) -> OpenCLProgram:
     plan: LaunchPlan = pickle.loads(Path(path).read_bytes())
-    program = OpenCLProgram(plan, arrays_for(plan, arguments))
-    return time_launches(program.launch, config)
+    return OpenCLProgram(plan, arrays_for(plan, arguments))
 
 
 def arrays_for(plan: LaunchPlan, arguments: Sequence[Any]) -> dict[str, np.ndarray]:

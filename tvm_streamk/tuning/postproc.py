@@ -70,9 +70,9 @@ class VerifyStreamK(meta_schedule.postproc.PyPostproc):
             if recorded is None:
                 return True
             function = without_annotation(function)
+            if isinstance(recorded, Choice):
+                self._refuse_what_gains_nothing(function, recorded)
             decision = final_decision(function, recorded)
-            if isinstance(recorded, Choice) and decision is not None:
-                require_gain(function, decision, self.processors, self.overlaps)
         except StreamKError:
             return False
         if not self._is_within_limits(sch, decision):
@@ -84,6 +84,14 @@ class VerifyStreamK(meta_schedule.postproc.PyPostproc):
     def clone(self) -> Any:
         """A postprocessor of the same kind, to be initialized with a context of its own."""
         return VerifyStreamK(self.num_sms)
+
+    def _refuse_what_gains_nothing(self, function: Any, choice: Choice) -> None:
+        """By the counts alone, before the analysis, which most candidates need not go through."""
+        _refuse_at_a_glance(function, choice)
+        counts = count(function, choice.block)
+        decision = None if counts is None else choice.resolve(counts.num_tiles, counts.panels)
+        if decision is not None:
+            require_gain(function, decision, self.processors, self.overlaps)
 
     def _is_within_limits(self, schedule: Any, decision: RecordedDecision | None) -> bool:
         if self.limits is None or decision is None or decision.merge != LAST_ARRIVER:

@@ -19,23 +19,30 @@ import tvm_ffi
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule
 
+from tvm_streamk.tuning.choices import MOST_SPATIAL, NUM_CHOICES, choice_features
 from tvm_streamk.tuning.features import FEATURE_NAMES, LOG2_IMBALANCE, StreamKFeatures
 from tvm_streamk.tuning.report import seconds_of
 
 ROUNDS = 100
-FORESTS = 5
-TREES = {
-    "max_depth": 4,
-    "eta": 0.1,
-    "subsample": 0.8,
-    "colsample_bytree": 0.3,
-    "base_score": 0.0,
-}
+FORESTS = 3
+TREES = {"max_depth": 4, "eta": 0.1, "subsample": 0.8, "base_score": 0.0}
 """Small trees on parts of the data, and the mean of several such models: a short run has fewer
 candidates than features."""
 
+VIEWS = ((slice(NUM_CHOICES), 0.6), (slice(NUM_CHOICES, None), 0.3))
+"""Columns of a row, and the part of them that a tree gets: what the trace has sampled, and what
+TVM and the plan say of the nest. Forests of each rank worse alone than both together."""
+
 SIBLINGS_SHARE = 0.1
 """What is left of the score of a second decision on a nest of which one is to be measured."""
+
+COUSINS_SHARE = 0.5
+"""What is left of the score for each better nest with the same tiles that is to be measured."""
+
+MEASURED_SHARE = 0.5
+LEAST_PROMISE = 0.05
+"""What is left of the score for each decision on the nest that was measured, unless the plan says
+that this one takes less, by so much as a logarithm to base 2."""
 
 FAILED_FACTOR = 2.0
 """A candidate that could not be measured counts as this much slower than the slowest one."""
@@ -66,37 +73,54 @@ class Measured:
         return self.log2_seconds() - _imbalance(np.array(self.rows))
 
 
-class OnePerNest:
-    """Of the decisions on a nest that are not measured yet, let one be tried at a time.
+class Variety:
+    """Lets a search try different things: few nests with the same tiles in a batch, few decisions
+    on the same nest.
 
-    They are predicted alike, so that the best nest's would fill a whole batch; and when one has
-    been measured, the model knows more about the others. The same holds for nests that look the
-    same to the model.
+    They are predicted alike, so that those of the best tiles would fill a whole batch, one batch
+    after the other. A second decision on a nest tells little where the plan does not promise more
+    than the first, and nests differ far more than decisions do.
     """
 
     def __init__(self) -> None:
         self.measured: set[bytes] = set()
-        self.tried: dict[bytes, tuple[bytes, float]] = {}
+        self.imbalances: dict[bytes, list[float]] = {}
+        self.seen: dict[bytes, dict[bytes, tuple[bytes, float]]] = {}
 
     def next_batch(self, measured: np.ndarray) -> None:
         """Start anew when candidates have been measured."""
-        self.measured |= {row.tobytes() for row in measured}
-        self.tried = {}
+        for row, imbalance in zip(measured, _imbalance(measured), strict=True):
+            if row.tobytes() not in self.measured:
+                self.measured.add(row.tobytes())
+                self.imbalances.setdefault(_nest(row), []).append(float(imbalance))
+        self.seen = {}
 
     def weighed(self, rows: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        """The scores, less for all but one decision of each nest."""
+        """The scores, less for candidates to which better ones of the batch are related."""
         weighed = scores.copy()
         for index in np.argsort(-scores):
-            candidate = rows[index].tobytes()
-            if candidate in self.measured:
-                continue
-            nest = rows[index, : -len(FEATURE_NAMES)].tobytes()
-            first, best = self.tried.get(nest, (candidate, 0.0))
-            if first == candidate or scores[index] > best:
-                self.tried[nest] = candidate, float(scores[index])
-            else:
-                weighed[index] *= SIBLINGS_SHARE
+            if rows[index].tobytes() not in self.measured:
+                weighed[index] *= self._share(rows[index], float(scores[index]))
         return weighed
+
+    def _share(self, row: np.ndarray, score: float) -> float:
+        candidate, nest = row.tobytes(), _nest(row)
+        related = self.seen.setdefault(row[:MOST_SPATIAL].tobytes(), {})
+        related[candidate] = nest, score
+        better = [
+            other
+            for key, (other, its_score) in related.items()
+            if key != candidate and its_score >= score
+        ]
+        promised = float(_imbalance(row[np.newaxis])[0]) + LEAST_PROMISE
+        as_good = sum(imbalance < promised for imbalance in self.imbalances.get(nest, []))
+        share = COUSINS_SHARE ** len(set(better) - {nest}) * MEASURED_SHARE**as_good
+        return share * SIBLINGS_SHARE if nest in better else share
+
+
+def _nest(row: np.ndarray) -> bytes:
+    """What is the same for all decisions on a nest."""
+    return row[: -len(FEATURE_NAMES)].tobytes()
 
 
 @derived_object
@@ -128,22 +152,25 @@ class PlanAwareModel(meta_schedule.cost_model.PyCostModel):
         self.num_tuning_cores = num_tuning_cores
         self.random = np.random.default_rng(seed)
         self.measured: dict[int, Measured] = {}
-        self.one_per_nest = OnePerNest()
-        self.forests: list[Any] = []
+        self.variety = Variety()
+        self.forests: list[tuple[slice, Any]] = []
 
     def update(self, context: Any, candidates: Sequence[Any], results: Sequence[Any]) -> None:
         """Learn from measurements."""
+        if not candidates:
+            # TVM leaves out what could not be built.
+            return
         workload = self.measured.setdefault(_key(context), Measured())
         rows = self._rows(context, candidates)
-        self.one_per_nest.next_batch(rows)
+        self.variety.next_batch(rows)
         workload.rows += list(rows)
         workload.seconds += [seconds_of(result) or np.inf for result in results]
         self._train()
 
     def predict(self, context: Any, candidates: Sequence[Any]) -> np.ndarray:
-        """What the search goes by: :meth:`scores`, with one decision per nest in a batch."""
+        """What the search goes by: :meth:`scores`, with variety in each batch."""
         rows = self._rows(context, candidates)
-        return self.one_per_nest.weighed(rows, self._scores(context, rows))
+        return self.variety.weighed(rows, self._scores(context, rows))
 
     def scores(self, context: Any, candidates: Sequence[Any]) -> np.ndarray:
         """Scores, higher for faster candidates: 1 for the fastest that was measured.
@@ -173,12 +200,18 @@ class PlanAwareModel(meta_schedule.cost_model.PyCostModel):
                 for key in keys
             }
         for each in self.measured.values():
-            self.one_per_nest.next_batch(np.array(each.rows))
+            self.variety.next_batch(np.array(each.rows))
         self._train()
 
     def _rows(self, context: Any, candidates: Sequence[Any]) -> np.ndarray:
         matrices = self.extractor.extract_from(context, candidates)
-        return np.array([summarized(each.numpy()) for each in matrices])
+        return np.array(
+            [
+                np.concatenate([choice_features(each.sch.trace), summarized(matrix.numpy())])
+                for each, matrix in zip(candidates, matrices, strict=True)
+            ],
+            dtype="float32",
+        )
 
     def _scores(self, context: Any, rows: np.ndarray) -> np.ndarray:
         known = self.measured.get(_key(context), Measured())
@@ -188,29 +221,32 @@ class PlanAwareModel(meta_schedule.cost_model.PyCostModel):
         return np.exp2(best - self._log2_times(rows))
 
     def _train(self) -> None:
-        import xgboost
-
         known = [each for each in self.measured.values() if np.isfinite(each.seconds).any()]
         if not known:
             return
         rows = np.vstack([np.array(each.rows) for each in known])
         # What workloads of different sizes have in common is left when their mean is taken out.
         even = [each.log2_even_seconds() for each in known]
-        data = xgboost.DMatrix(rows, label=np.concatenate([each - each.mean() for each in even]))
+        labels = np.concatenate([each - each.mean() for each in even])
         self.forests = [
-            xgboost.train(
-                {**TREES, "seed": seed, "nthread": self.num_tuning_cores},
-                data,
-                num_boost_round=ROUNDS,
-            )
+            (columns, self._forest(rows[:, columns], labels, part, seed))
+            for columns, part in VIEWS
             for seed in range(FORESTS)
         ]
+
+    def _forest(self, rows: np.ndarray, labels: np.ndarray, part: float, seed: int) -> Any:
+        import xgboost
+
+        settings = {"colsample_bytree": part, "seed": seed, "nthread": self.num_tuning_cores}
+        data = xgboost.DMatrix(rows, label=labels)
+        return xgboost.train({**TREES, **settings}, data, num_boost_round=ROUNDS)
 
     def _log2_times(self, rows: np.ndarray) -> np.ndarray:
         import xgboost
 
-        data = xgboost.DMatrix(rows)
-        predicted = [forest.predict(data) for forest in self.forests]
+        predicted = [
+            forest.predict(xgboost.DMatrix(rows[:, columns])) for columns, forest in self.forests
+        ]
         return np.mean(predicted, axis=0) + _imbalance(rows)
 
 

@@ -28,21 +28,21 @@ from tvm_streamk.tuning.time_model import PlanAwareModel
 TRIALS = 64
 TRIALS_PER_BATCH = (8, 32)
 """Fewest and most: every batch starts processes, and the cost model learns between batches."""
-BATCHES = 4
+BATCHES = 8
 
 MOST_TRIALS_ON_ONE_THREAD = 256
 """Up to here the cost model trains on one thread: its rows are few, and threads that wait for each
 other take ten times as long where anything else runs."""
 
 MOST_POPULATION = 512
-POPULATION_PER_TRIAL = 4
+POPULATION_PER_TRIAL = 2
 FEWEST_UNMEASURED = 50
 """The first two are TVM's own defaults for long runs; short runs need fewer candidates to pick
 from, and each costs a replay and an analysis."""
 
-RANDOM_SHARE = 0.25
-"""Part of a batch that is drawn at random. TVM's twentieth rounds to none in a short batch, and the
-search then stays with the first nest that looked good."""
+RANDOM_SHARE = 0.13
+"""Part of a batch that is drawn at random: one of eight. TVM's twentieth rounds to none in a short
+batch, and the search then stays with the first nest that looked good."""
 
 
 @dataclass(frozen=True)
