@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import pickle
@@ -52,6 +53,8 @@ class OpenCLRunner(PyRunner):
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         super().__init__()
+        # TVM imports it to end a process, which it may do in the midst of a garbage collection.
+        importlib.import_module("psutil")
         self.config = EvaluatorConfig._normalized(evaluator_config)
         self.timeout_seconds = timeout_seconds
         self.compilers = PopenPoolExecutor(max_workers=os.cpu_count(), timeout=timeout_seconds)
