@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TVM's own design space against the same space with Stream-K in it.
 
-``python benchmarks/tuning.py [--save] [--trials 48] [--case 0 ...] [--folder kept]``. Every case is
+``python benchmarks/tuning.py [--save] [--trials 64] [--case 0 ...] [--folder kept]``. Every case is
 tuned with three seeds in both spaces, each run in a fresh process; the winners of a seed are then
 timed against each other, in turn. All seeds are reported. With ``--save`` the table goes to
 ``tuning_results.md`` and ``.json`` beside this program. The databases stay in ``--folder``.
@@ -24,11 +24,10 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import Progress
-from tuning_cases import CASES, OURS, SEEDS, SPACES
+from tuning_cases import CASES, OURS, SEEDS, SPACES, TRIALS
 
 PROGRAM = Path(__file__).parent
 RESULTS = PROGRAM / "tuning_results"
-TRIALS = 64
 LEAST_RATIO = 0.97
 """Below it a winner of the larger space counts as slower: what a valid control may differ by."""
 

@@ -118,11 +118,12 @@ def test_decisions_that_shorten_nothing_are_rejected(
     """Three tiles: on one processor three rounds, on two processors two, on three one."""
     import schedules
 
-    function = schedules.hand_cpu(workloads.gemm(48, 32, 64)).mod["main"]
+    counts = count(schedules.hand_cpu(workloads.gemm(48, 32, 64)).mod["main"], "C")
+    assert counts is not None
     decision = RecordedDecision("C", decomposition, "two_phase", "prologue", workers, 0)
     refusal = contextlib.nullcontext() if pays else pytest.raises(NothingGained)
     with refusal:
-        require_gain(function, decision, processors, overlaps)
+        require_gain(counts, decision, processors, overlaps)
 
 
 def test_an_atomic_merge_is_rejected_where_the_epilogue_is_no_plain_store() -> None:

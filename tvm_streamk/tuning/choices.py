@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_streamk.tuning.mutator import sampling_of_choice
+from tvm_streamk.tuning.mutator import SAMPLE_CATEGORICAL, sampling_of_choice
 
-SAMPLE_CATEGORICAL = "SampleCategorical"
 TILINGS = ("SamplePerfectTile", "SamplePartitionedTile")
 
 MOST_SPATIAL = 32

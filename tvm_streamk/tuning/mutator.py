@@ -12,7 +12,7 @@ from tvm.s_tir import meta_schedule
 from tvm_streamk.annotation import TAKEN_KEY
 from tvm_streamk.expressions import contains
 
-_SAMPLE_CATEGORICAL = "SampleCategorical"
+SAMPLE_CATEGORICAL = "SampleCategorical"
 _ANNOTATE = "Annotate"
 
 
@@ -46,7 +46,7 @@ def sampling_of_choice(trace: Any) -> Any:
     """The instruction that samples which option a trace's choice takes, or None."""
     taken = [each.inputs[1] for each in trace.insts if _records_taken(each)]
     for sampling in trace.insts:
-        is_sampling = str(sampling.kind.name) == _SAMPLE_CATEGORICAL
+        is_sampling = str(sampling.kind.name) == SAMPLE_CATEGORICAL
         if is_sampling and contains(taken, sampling.outputs[0]):
             return sampling
     return None

@@ -21,7 +21,7 @@ from tvm_streamk.decide import check_recorded
 from tvm_streamk.errors import SplitsDoNotDivide, StreamKError, TooManyWorkers
 from tvm_streamk.partition import DATA_PARALLEL, SPLIT_K, Partition
 from tvm_streamk.pipeline import recorded_decision, without_annotation
-from tvm_streamk.tuning.counts import count
+from tvm_streamk.tuning.counts import Counts, count
 from tvm_streamk.tuning.errors import NothingGained
 from tvm_streamk.tuning.processors import device_of, is_cpu, runs_one_worker_at_a_time
 from tvm_streamk.tuning.slow_import import without_tensor_intrinsics
@@ -71,7 +71,7 @@ class VerifyStreamK(meta_schedule.postproc.PyPostproc):
                 return True
             function = without_annotation(function)
             if isinstance(recorded, Choice):
-                self._refuse_what_gains_nothing(function, recorded)
+                self._refuse_at_a_glance(function, recorded)
             decision = final_decision(function, recorded)
         except StreamKError:
             return False
@@ -85,13 +85,15 @@ class VerifyStreamK(meta_schedule.postproc.PyPostproc):
         """A postprocessor of the same kind, to be initialized with a context of its own."""
         return VerifyStreamK(self.num_sms)
 
-    def _refuse_what_gains_nothing(self, function: Any, choice: Choice) -> None:
+    def _refuse_at_a_glance(self, function: Any, choice: Choice) -> None:
         """By the counts alone, before the analysis, which most candidates need not go through."""
-        _refuse_at_a_glance(function, choice)
         counts = count(function, choice.block)
-        decision = None if counts is None else choice.resolve(counts.num_tiles, counts.panels)
+        if counts is None:
+            return
+        _require_fit(counts, choice)
+        decision = choice.resolve(counts.num_tiles, counts.panels)
         if decision is not None:
-            require_gain(function, decision, self.processors, self.overlaps)
+            require_gain(counts, decision, self.processors, self.overlaps)
 
     def _is_within_limits(self, schedule: Any, decision: RecordedDecision | None) -> bool:
         if self.limits is None or decision is None or decision.merge != LAST_ARRIVER:
@@ -119,10 +121,8 @@ def final_decision(function: Any, recorded: RecordedDecision | Choice) -> Record
     StreamKError
         The nest does not fit, or the decision does not fit the nest.
     """
-    if isinstance(recorded, Choice):
-        if recorded.option.decomposition == DATA_PARALLEL:
-            return None
-        _refuse_at_a_glance(function, recorded)
+    if isinstance(recorded, Choice) and recorded.option.decomposition == DATA_PARALLEL:
+        return None
     nest = analyze_function(function, recorded.block)
     decision = recorded.resolve(nest.num_tiles, nest.panels)
     if decision is not None:
@@ -131,14 +131,14 @@ def final_decision(function: Any, recorded: RecordedDecision | Choice) -> Record
 
 
 def require_gain(
-    function: Any, decision: RecordedDecision, processors: int, overlaps: bool
+    counts: Counts, decision: RecordedDecision, processors: int, overlaps: bool
 ) -> None:
     """Refuse to share tiles out in another way where no processor would finish earlier.
 
     Parameters
     ----------
-    function : PrimFunc
-        The scheduled function without its annotation.
+    counts : Counts
+        What the nest is made of.
     decision : RecordedDecision
         What would be done with it.
     processors : int
@@ -152,9 +152,6 @@ def require_gain(
     NothingGained
         The longest processor has as many panels as before; more, where workers overlap.
     """
-    counts = count(function, decision.block)
-    if counts is None:
-        return
     partition = Partition(
         counts.num_tiles, counts.panels, decision.num_workers, decision.decomposition
     )
@@ -169,11 +166,8 @@ def require_gain(
         )
 
 
-def _refuse_at_a_glance(function: Any, choice: Choice) -> None:
-    """Refuse by the counts alone what the analysis would only find out later."""
-    counts = count(function, choice.block)
-    if counts is None:
-        return
+def _require_fit(counts: Counts, choice: Choice) -> None:
+    """Refuse what the check of the final decision would only find out later."""
     option, panels = choice.option, counts.num_tiles * counts.panels
     if option.decomposition == SPLIT_K and counts.panels % option.splits:
         raise SplitsDoNotDivide(

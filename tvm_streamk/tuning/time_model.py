@@ -9,7 +9,7 @@ and learn the rest, so that every measurement of a nest tells of all decisions o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,12 +87,12 @@ class Variety:
         self.imbalances: dict[bytes, list[float]] = {}
         self.seen: dict[bytes, dict[bytes, tuple[bytes, float]]] = {}
 
-    def next_batch(self, measured: np.ndarray) -> None:
+    def next_batch(self, measured: Iterable[np.ndarray]) -> None:
         """Start anew when candidates have been measured."""
-        for row, imbalance in zip(measured, _imbalance(measured), strict=True):
+        for row in measured:
             if row.tobytes() not in self.measured:
                 self.measured.add(row.tobytes())
-                self.imbalances.setdefault(_nest(row), []).append(float(imbalance))
+                self.imbalances.setdefault(_nest(row), []).append(float(_imbalance(row)))
         self.seen = {}
 
     def weighed(self, rows: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -112,7 +112,7 @@ class Variety:
             for key, (other, its_score) in related.items()
             if key != candidate and its_score >= score
         ]
-        promised = float(_imbalance(row[np.newaxis])[0]) + LEAST_PROMISE
+        promised = _imbalance(row) + LEAST_PROMISE
         as_good = sum(imbalance < promised for imbalance in self.imbalances.get(nest, []))
         share = COUSINS_SHARE ** len(set(better) - {nest}) * MEASURED_SHARE**as_good
         return share * SIBLINGS_SHARE if nest in better else share
@@ -200,7 +200,7 @@ class PlanAwareModel(meta_schedule.cost_model.PyCostModel):
                 for key in keys
             }
         for each in self.measured.values():
-            self.variety.next_batch(np.array(each.rows))
+            self.variety.next_batch(each.rows)
         self._train()
 
     def _rows(self, context: Any, candidates: Sequence[Any]) -> np.ndarray:
@@ -256,8 +256,9 @@ def summarized(matrix: np.ndarray) -> np.ndarray:
     return np.concatenate([nest.max(axis=0), nest.sum(axis=0), plan]).astype("float32")
 
 
-def _imbalance(rows: np.ndarray) -> np.ndarray:
-    return rows[:, FEATURE_NAMES.index(LOG2_IMBALANCE) - len(FEATURE_NAMES)].astype("float64")
+def _imbalance(rows: np.ndarray) -> Any:
+    """Of one row, or of each."""
+    return rows[..., FEATURE_NAMES.index(LOG2_IMBALANCE) - len(FEATURE_NAMES)].astype("float64")
 
 
 def _key(context: Any) -> int:

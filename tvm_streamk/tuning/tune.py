@@ -37,7 +37,7 @@ other take ten times as long where anything else runs."""
 MOST_POPULATION = 512
 POPULATION_PER_TRIAL = 2
 FEWEST_UNMEASURED = 50
-"""The first two are TVM's own defaults for long runs; short runs need fewer candidates to pick
+"""The first and the last are TVM's own defaults; short runs need fewer candidates to pick
 from, and each costs a replay and an analysis."""
 
 RANDOM_SHARE = 0.13
